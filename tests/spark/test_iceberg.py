@@ -152,6 +152,13 @@ def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_
     assert json.loads(shown.stdout)["tables"][0]["rows"] == 30
     shown = CliRunner().invoke(app, ["query", VISITS, everything, "--to", "2026-02-01", *given])
     assert json.loads(shown.stdout)["rows"] == [[10, 1_055]]
+    kinds = "visits.at, 1.50, 'nan'::float, '\\xAA'::blob, [1, NULL], {'day': visits.at::date}, INTERVAL 1 DAY"
+    shown = CliRunner().invoke(
+        app, ["query", VISITS, f"SELECT {kinds} FROM visits LIMIT 1", "--to", "2026-02-01", *given]
+    )
+    assert json.loads(shown.stdout)["rows"] == [
+        ["2026-01-02T00:00:00+00:00", "1.50", "nan", "\\xaa", [1, None], {"day": "2026-01-02"}, "1 day, 0:00:00"]
+    ]
     shown = CliRunner().invoke(app, ["query", VISITS, "SELECT m FROM visits", *given])
     assert isinstance(shown.exception, UsageError)
     assert '"public"."visits"' in str(shown.exception)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +83,31 @@ def query(
             columns = tuple(str(each[0]) for each in asked.description or ())
             rows = asked.fetchmany(limit + 1)
         except duckdb.Error as error:
-            raise UsageError(f"the query is refused: {error}; the table is called {name} in it") from error
+            words = " ".join(str(error).split())
+            raise UsageError(f"the query is refused: {words}; the table is called {name} in it") from error
     return QueryReport(
         columns=columns,
-        rows=tuple(rows[:limit]),
+        rows=tuple(tuple(map(_told, row)) for row in rows[:limit]),
         hot_rows=hot,
         cold_rows=cold,
         is_cut=len(rows) > limit,
     )
+
+
+def _told(value: Any) -> Any:
+    """Return a value of DuckDB as JSON can hold it, or as the text that people know it by."""
+    match value:
+        case None | bool() | int() | str() | date():
+            return value
+        case float() if isfinite(value):
+            return value
+        case bytes():
+            return f"\\x{value.hex()}"
+        case list() | tuple():
+            return [_told(each) for each in value]
+        case dict():
+            return {str(name): _told(each) for name, each in value.items()}
+    return str(value)
 
 
 def _load(
