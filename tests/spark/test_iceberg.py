@@ -166,6 +166,26 @@ def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_
         table.query("SELECT * FROM read_csv('/etc/hostname')")
 
 
+def test_rows_that_another_engine_has_written_anew_are_neither_registered_twice_nor_lost(table: Table) -> None:
+    table.retire()
+    table.archive()
+    table.register()
+    table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+        assert catalog is not None
+        iceberg = catalog.load_table(("public", "visits"))
+        iceberg.overwrite(iceberg.scan().to_arrow())
+    done = table.register()
+    assert (done.added, done.removed, done.rows) == ((), (), 30)
+    assert table.query("SELECT count(*), sum(n) FROM visits").rows == ((35, 6_180),)
+    record = next(each for each in retired_partitions(table.connection) if each.partition_name == "visits_2")
+    assert table.restore(record.retired_id) == 10
+    table.apply(plan_reattachment(table.connection, policy=POLICY, retired_id=record.retired_id, now_ms=system_clock()))
+    for act in (table.register, lambda: table.query("SELECT 1")):
+        with pytest.raises(RefusedError, match=r"visits_2 of public\.visits is in its table again, and another engine"):
+            act()
+
+
 def test_what_cannot_be_one_table_is_refused_and_nothing_is_registered_of_it(table: Table) -> None:
     table.retire()
     table.archive()

@@ -21,7 +21,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
-from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.expressions import AlwaysFalse, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -134,21 +134,26 @@ def rows_of_catalog(
         found = registration_of(connection, catalog, table=record.table).iceberg_table
     if found is None:
         raise RefusedError(f"there is no table {record.table} in the catalog: restore it from its archive")
-    iceberg_table, first, last = found, manifest.content.key_first, manifest.content.key_last
-    key = read_table(connection, record.table, only_read=True).key
     # Nothing is asked of the connection while rows are copied on it.
-    bounds: list[Any] = [None if each is None else key_value(connection, each, key.type_name) for each in (first, last)]
+    iceberg_table, within = found, _within(connection, record)
 
     def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
-        if not manifest.content.rows:
-            return
-        column = Reference(key.column)
-        within = And(GreaterThanOrEqual(term=column, value=bounds[0]), LessThanOrEqual(term=column, value=bounds[1]))
         yield from iceberg_table.scan(row_filter=within, selected_fields=tuple(names)).to_arrow_batch_reader()
 
     return RowSource(
         place=f"catalog {CATALOG}, table {record.table}", manifest=manifest, check=lambda: None, batches=batches
     )
+
+
+def _within(connection: Connection, record: RetiredPartition) -> BooleanExpression:
+    """Return what is true for the keys of an archived partition."""
+    content = _archive(record)["content"]
+    if not content["rows"]:
+        return AlwaysFalse()
+    key = read_table(connection, record.table, only_read=True).key
+    first, last = (key_value(connection, content[name], key.type_name) for name in ("key_first", "key_last"))
+    column = Reference(key.column)
+    return And(GreaterThanOrEqual(term=column, value=first), LessThanOrEqual(term=column, value=last))
 
 
 def key_value(connection: Connection, text: str, type_name: str) -> Any:
@@ -206,7 +211,8 @@ def registration_of(connection: Connection, catalog: Catalog | None, *, table: s
 
     :param table: as its policy names it.
     :raises UsageError: when there is no such table.
-    :raises RefusedError: when the catalog has a table of this name with another source.
+    :raises RefusedError: when the catalog has a table of this name with another source, or one whose files another
+        engine has written anew, of a partition that is in its table again.
     """
     with translated_errors(connection):
         row = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
@@ -229,15 +235,38 @@ def registration_of(connection: Connection, catalog: Catalog | None, *, table: s
     archived = [each for each in retired_partitions(connection, table=table) if each.archive]
     outside = _files_of(each for each in archived if each.state in _OUTSIDE)
     inside = _files_of(each for each in archived if each.state not in _OUTSIDE)
+    rewritten: set[int] = set()
+    if found is not None and files.keys() - outside.keys() - inside.keys():
+        # Another engine has written rows anew: its files are known by no archive, so the rows are counted.
+        unseen = {record.retired_id: record for path, record in (outside | inside).items() if path not in files}
+        rewritten = {number for number, record in unseen.items() if _holds(connection, found, record)}
+        back = [
+            record.partition_name
+            for number, record in unseen.items()
+            if number in rewritten and record.state not in _OUTSIDE
+        ]
+        if back:
+            raise RefusedError(
+                f"{', '.join(back)} of {table} is in its table again, and another engine has written its rows in the "
+                f"catalog anew: delete them from {'.'.join(name)} with that engine"
+            )
     return Registration(
         table=table,
         name=name,
         source=source,
         iceberg_table=found,
         files=files,
-        missing={path: record for path, record in outside.items() if path not in files},
+        missing={
+            path: record for path, record in outside.items() if path not in files and record.retired_id not in rewritten
+        },
         returned={path: record for path, record in inside.items() if path in files and path not in outside},
     )
+
+
+def _holds(connection: Connection, table: Table, record: RetiredPartition) -> bool:
+    """Whether an Iceberg table has as many rows in the range of an archived partition's keys as the archive."""
+    rows: int = _archive(record)["content"]["rows"]
+    return rows > 0 and table.scan(row_filter=_within(connection, record)).count() == rows
 
 
 def _files_of(records: Iterable[RetiredPartition]) -> dict[str, RetiredPartition]:
