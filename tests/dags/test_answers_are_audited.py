@@ -203,7 +203,7 @@ def test_evidence_has_what_others_do_to_a_run_that_asks_nobody(
         "/task", params={"dag_id": "compacted_queue_gc", "run_id": RUN, "task_id": "collect"}, page=True
     )
 
-    for words in ("eve", "pause", "apply", "messages 17"):
+    for words in ("eve", "pause", "apply", "messages: 17"):
         assert words in page.text
 
 

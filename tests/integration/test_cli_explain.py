@@ -115,7 +115,7 @@ def test_audit_is_listed_exported_and_verified(servers: tuple[str, ...], postgre
         ]
         assert as_json(run("audit", "list", "--subject", "a", "--json", *database))["entries"][0]["actor"] == "ann"
         told = " ".join(run("audit", "list", *database).stdout.split())
-        assert "cohorts 3; counts rows kept 1,200; operations per s none" in told
+        assert "cohorts: 3; counts rows kept: 1,200; operations per s: none" in told
         lines = run("audit", "export", *database).stdout.splitlines()
         assert audit.verify_chain(audit.AuditEntry.from_json(line) for line in lines).is_whole
         whole = run("audit", "verify", *database)

@@ -39,6 +39,25 @@ def refusal(connection: Connection, condition: str | None) -> str | None:
     return words
 
 
+def test_condition_is_judged_while_the_servers_catalog_is_vacuumed(connection: Connection, postgres_url: str) -> None:
+    judged = threading.Event()
+
+    def vacuum() -> None:
+        with postgres.connect(postgres_url, autocommit=True) as other:
+            while not judged.is_set():
+                other.execute("VACUUM pg_catalog.pg_rewrite")
+
+    thread = threading.Thread(target=vacuum)
+    thread.start()
+    try:
+        # Its tree is so long that the catalog holds it out of line.
+        condition = " AND ".join(f"e.topic <> 'topic-{number}'" for number in range(60))
+        assert [refusal(connection, condition) for _ in range(50)] == [None] * 50
+    finally:
+        judged.set()
+        thread.join()
+
+
 @pytest.mark.parametrize(
     "condition",
     [

@@ -69,8 +69,9 @@ BEGIN
         EXECUTE
             E'CREATE RULE judged AS ON INSERT TO pgmb.judged_condition DO INSTEAD SELECT (\n' || condition
             || E'\n) AS holds' || scope;
+        -- A copy: what the catalog holds out of line may be vacuumed as soon as the rule is rolled back.
         tree := (
-            SELECT r.ev_action::text FROM pg_rewrite AS r
+            SELECT r.ev_action::text || '' FROM pg_rewrite AS r
             WHERE r.ev_class = 'pgmb.judged_condition'::regclass AND r.rulename = 'judged'
         );
         RAISE EXCEPTION USING ERRCODE = 'triggered_action_exception';
