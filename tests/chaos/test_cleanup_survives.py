@@ -28,6 +28,7 @@ from queuekeeper.maintenance.cleanup.model import CleanupCounts
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.addresses import url_of
 from tests.chaos.support import until
 from tests.cleanup_world import HOUR_MS, Device, World, with_records
 from tests.cluster_slots import slot_of
@@ -300,7 +301,7 @@ def test_cleanup_goes_on_when_its_server_was_killed_and_started_again(
             except ServerUnavailable as error:
                 errors.append(error)
 
-        with postgres.connect(_url(records), autocommit=True) as connection:
+        with postgres.connect(url_of(records), autocommit=True) as connection:
             watcher = World(client, connection, tmp_path)
             thread = threading.Thread(target=apply)
             thread.start()
@@ -314,8 +315,3 @@ def test_cleanup_goes_on_when_its_server_was_killed_and_started_again(
         assert world.apply(run_id, shard).done
         assert world.plan().to_do == 0
         assert all(world.device(f"device-{number}").live() == [2] for number in range(600))
-
-
-def _url(connection: postgres.Connection) -> str:
-    info = connection.info
-    return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
+from tests.addresses import url_of
 
 pytestmark = pytest.mark.property
 
@@ -53,7 +54,7 @@ def made(url: str, *, statements: int, rows: int, by_function: bool) -> list[str
 
 @pytest.mark.parametrize("by_function", [True, False])
 def test_ids_of_many_sessions_are_unique_and_rise_within_each(broker: Connection, by_function: bool) -> None:
-    url = broker_url(broker)
+    url = url_of(broker)
     with ThreadPoolExecutor(SESSIONS) as pool:
         lists = list(
             pool.map(
@@ -70,7 +71,7 @@ def test_ids_of_many_sessions_are_unique_and_rise_within_each(broker: Connection
 
 def test_ids_stay_unique_when_their_numbers_begin_anew(broker: Connection) -> None:
     broker.execute("SELECT setval('pgmb.event_numbers', %s)", (NUMBERS - 500,))
-    url = broker_url(broker)
+    url = url_of(broker)
     with ThreadPoolExecutor(SESSIONS) as pool:
         lists = list(pool.map(lambda _: made(url, statements=5, rows=100, by_function=False), range(SESSIONS)))
     every = [event_id for found in lists for event_id in found]
@@ -95,9 +96,3 @@ def test_ids_sort_as_their_instants_then_as_their_numbers(
         ids.append(event_id)
     assert (ids[0] < ids[1]) == (one < other)
     assert (ids[0] == ids[1]) == (one == other)
-
-
-def broker_url(connection: Connection) -> str:
-    """Return the address of a connection's database."""
-    info = connection.info
-    return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"

@@ -36,6 +36,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, load_arch
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.places import names
 from queuekeeper.postgres import Connection
+from tests.addresses import url_of
 from tests.object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -89,11 +90,6 @@ def connection(clone: Callable[[str], str]) -> Iterator[Connection]:
         yield connected
 
 
-def url(connection: Connection) -> str:
-    info = connection.info
-    return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
-
-
 @pytest.fixture(params=["a disk", "a file URL", "an object store"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     """A folder of archives, by each of the names that it may have."""
@@ -105,7 +101,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 def archived(spark: SparkSession, connection: Connection, directory: Path | str, table: str = TABLE) -> ArchiveReport:
     return archive_table(
         spark,
-        postgres_url=url(connection),
+        postgres_url=url_of(connection),
         table=table,
         parent=PARENT,
         key="at",
@@ -321,13 +317,13 @@ def test_what_cannot_be_archived_is_refused_in_words(
         archived(spark, connection, tmp_path)
     connection.execute(f"ALTER TABLE {PARENT} DETACH PARTITION {TABLE}")
     with (
-        archive._only_archiver(url(connection), TABLE),
+        archive._only_archiver(url_of(connection), TABLE),
         pytest.raises(RefusedError, match="another process archives"),
     ):
         archived(spark, connection, tmp_path)
     # Whoever has ended is in nobody's way.
     for _ in range(30):
-        with archive._only_archiver(url(connection), TABLE):
+        with archive._only_archiver(url_of(connection), TABLE):
             pass
     (tmp_path / "file").touch()
     with pytest.raises(RefusedError, match=r"the archive cannot be written to .*: Not a directory"):
@@ -387,7 +383,7 @@ def test_partition_comes_back_from_its_archive_after_it_was_dropped(
         with pytest.raises(RefusedError, match=r"retired partition 1 \(visits_old of public.visits\) has no archive"):
             restore_partition(connection, retired_id=record.retired_id, now_ms=now_ms)
         report = archive_partition(
-            spark, postgres_url=url(connection), retired_id=record.retired_id, directory=tmp_path, now_ms=now_ms
+            spark, postgres_url=url_of(connection), retired_id=record.retired_id, directory=tmp_path, now_ms=now_ms
         )
         (record,) = retired_partitions(connection)
         assert archive_folder(record) == Path(report.path)
@@ -398,7 +394,7 @@ def test_partition_comes_back_from_its_archive_after_it_was_dropped(
         assert connection.execute("SELECT to_regclass('queuekeeper_retired.visits_old')").fetchone() == (None,)
 
         shown = CliRunner().invoke(
-            app, ["restore", str(record.retired_id), "--postgres-url", url(connection), "--json"]
+            app, ["restore", str(record.retired_id), "--postgres-url", url_of(connection), "--json"]
         )
         restored = json.loads(shown.stdout)
         assert (restored["is_new"], restored["content"]) == (True, asdict(report.manifest.content))

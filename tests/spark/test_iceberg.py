@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -16,27 +18,30 @@ from queuekeeper.cli.partitions import app
 from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.locks import session_lock
+from queuekeeper.maintenance.partitions import query as query_module
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.archive import archive_partition
-from queuekeeper.maintenance.partitions.iceberg import RegisterReport, catalog_of, register, rows_of_catalog
+from queuekeeper.maintenance.partitions.iceberg import (
+    RegisterReport,
+    catalog_of,
+    find_iceberg_table,
+    register,
+    rows_of_catalog,
+)
 from queuekeeper.maintenance.partitions.model import PartitionPlan, StepState
-from queuekeeper.maintenance.partitions.plan import plan_drop, plan_reattachment, plan_retirement
+from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.query import QueryReport, query
 from queuekeeper.maintenance.partitions.restore import restore_partition
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.postgres import Connection
+from tests.addresses import url_of
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
 VISITS = "public.visits"
 POLICY = PartitionPolicy(table=VISITS, step="1 month", ahead="1 month", retention="1 month", quarantine_days=0)
-
-
-def url(connection: Connection) -> str:
-    info = connection.info
-    return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
 
 
 class Table:
@@ -74,7 +79,7 @@ class Table:
             if record.archived_at is None:
                 archive_partition(
                     self.spark,
-                    postgres_url=url(self.connection),
+                    postgres_url=url_of(self.connection),
                     retired_id=record.retired_id,
                     directory=self.archives,
                     now_ms=system_clock(),
@@ -83,7 +88,7 @@ class Table:
     def register(self, *, now_ms: int | None = None, dry_run: bool = False) -> RegisterReport:
         return register(
             self.connection,
-            postgres_url=url(self.connection),
+            postgres_url=url_of(self.connection),
             table=VISITS,
             directory=self.archives,
             now_ms=now_ms or system_clock(),
@@ -93,14 +98,16 @@ class Table:
 
     def restore(self, retired_id: int) -> int:
         """Load a dropped partition from the catalog; return how many rows that are."""
-        source = partial(rows_of_catalog, self.connection, postgres_url=url(self.connection), directory=self.archives)
+        source = partial(
+            rows_of_catalog, self.connection, postgres_url=url_of(self.connection), directory=self.archives
+        )
         return restore_partition(
             self.connection, retired_id=retired_id, now_ms=system_clock(), source=source
         ).content.rows
 
     def query(self, text: str, lower: str | None = None, upper: str | None = None) -> QueryReport:
         return query(
-            postgres_url=url(self.connection),
+            postgres_url=url_of(self.connection),
             table=VISITS,
             text=text,
             directory=self.archives,
@@ -134,7 +141,7 @@ def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_
     assert table.query(everything).rows == ((35, 6_180),)
     assert table.query("SELECT min(n), max(n) FROM public.visits", "2026-02-01", "2026-03-01").rows == ((201, 210),)
 
-    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+    with catalog_of(table.connection, postgres_url=url_of(table.connection), directory=table.archives) as catalog:
         assert catalog is not None
         iceberg = catalog.load_table(("public", "visits"))
         rows = iceberg.scan(row_filter="n > 305").to_arrow()
@@ -147,7 +154,7 @@ def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_
         of_spark = table.spark.read.parquet(*files)
         assert of_spark.selectExpr("count(*)", "sum(n)").first() == (30, 6_165)
 
-    given = ["--postgres-url", url(table.connection), "--folder", str(table.archives), "--json"]
+    given = ["--postgres-url", url_of(table.connection), "--folder", str(table.archives), "--json"]
     shown = CliRunner().invoke(app, ["register", VISITS, "--dry-run", *given])
     assert json.loads(shown.stdout)["tables"][0]["rows"] == 30
     shown = CliRunner().invoke(app, ["query", VISITS, everything, "--to", "2026-02-01", *given])
@@ -171,7 +178,7 @@ def test_rows_that_another_engine_has_written_anew_are_neither_registered_twice_
     table.archive()
     table.register()
     table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
-    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+    with catalog_of(table.connection, postgres_url=url_of(table.connection), directory=table.archives) as catalog:
         assert catalog is not None
         iceberg = catalog.load_table(("public", "visits"))
         iceberg.overwrite(iceberg.scan().to_arrow())
@@ -184,6 +191,72 @@ def test_rows_that_another_engine_has_written_anew_are_neither_registered_twice_
     for act in (table.register, lambda: table.query("SELECT 1")):
         with pytest.raises(RefusedError, match=r"visits_2 of public\.visits is in its table again, and another engine"):
             act()
+
+
+def test_rows_that_move_while_a_query_is_prepared_are_counted_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave() -> None:
+        table.retire()
+        table.archive()
+        table.register()
+
+    moves: list[Callable[[], None]] = [
+        leave,
+        lambda: table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock())),
+    ]
+
+    def moved_after(*given: Any, **named: Any) -> Any:
+        found = find_iceberg_table(*given, **named)
+        moves.pop(0)()
+        return found
+
+    monkeypatch.setattr(query_module, "find_iceberg_table", moved_after)
+    everything = "SELECT count(*), sum(n) FROM visits"
+    assert table.query(everything).rows == ((35, 6_180),)
+    answer = table.query(everything)
+    assert (answer.rows, answer.hot_rows, answer.cold_rows) == (((35, 6_180),), 5, 30)
+
+
+def test_rows_of_a_partition_whose_detach_was_interrupted_are_in_the_answer(table: Table) -> None:
+    everything = "SELECT count(*), sum(n) FROM visits"
+    detach = "ALTER TABLE visits DETACH PARTITION visits_2"
+    with postgres.connect(url_of(table.connection)) as reader:
+        reader.execute("SELECT FROM visits")
+        table.connection.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            table.connection.execute(f"{detach} CONCURRENTLY")
+        table.connection.execute("RESET lock_timeout")
+    assert table.query(everything).rows == ((35, 6_180),)
+    table.connection.execute(
+        f"{detach} FINALIZE; ALTER TABLE visits ATTACH PARTITION visits_2 FOR VALUES "
+        "FROM ('2026-02-01') TO ('2026-03-01')"
+    )
+    table.retire()
+    # As when a session has ended after the detach, and before the partition came to the quarantine.
+    table.connection.execute(
+        "ALTER TABLE queuekeeper_retired.visits_2 SET SCHEMA public;"
+        "UPDATE queuekeeper.retired_partitions SET state = 'detaching' WHERE partition_name = 'visits_2'"
+    )
+    assert table.query(everything).rows == ((35, 6_180),)
+    table.connection.execute("DROP TABLE queuekeeper_retired.visits_1")
+    with pytest.raises(RefusedError, match=r"visits_1.* is on record as retired, and is gone"):
+        table.query(everything)
+
+
+def test_rows_that_were_drained_from_a_default_partition_are_counted_where_they_went(table: Table) -> None:
+    table.connection.execute(
+        "DROP TABLE visits_now; CREATE TABLE visits_rest PARTITION OF visits DEFAULT;"
+        "ALTER TABLE visits_rest ADD PRIMARY KEY (at, n);"
+        "INSERT INTO visits SELECT now(), n FROM generate_series(1, 5) AS n"
+    )
+    table.apply(plan_creation(table.connection, policy=POLICY, now_ms=system_clock()))
+    (drained,) = [each for each in retired_partitions(table.connection) if each.drained_default]
+    assert table.query("SELECT count(*), sum(n) FROM visits").rows == ((35, 6_180),)
+    # As an archive of it was made by hand.
+    table.archive()
+    assert drained.partition_name not in table.register().added
+    assert table.query("SELECT count(*), sum(n) FROM visits").rows == ((35, 6_180),)
 
 
 def test_what_cannot_be_one_table_is_refused_and_nothing_is_registered_of_it(table: Table) -> None:
@@ -204,7 +277,7 @@ def test_what_cannot_be_one_table_is_refused_and_nothing_is_registered_of_it(tab
         assert is_held
         with pytest.raises(RefusedError, match=r"another process registers archives of public\.visits"):
             table.register()
-    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+    with catalog_of(table.connection, postgres_url=url_of(table.connection), directory=table.archives) as catalog:
         assert catalog is not None
         iceberg = catalog.load_table(("public", "visits"))
         assert sum(task.file.record_count for task in iceberg.scan().plan_files()) == 30

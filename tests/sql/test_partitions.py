@@ -70,6 +70,7 @@ from queuekeeper.maintenance.partitions.retired import (
 from queuekeeper.places import make_folder, remove_folder
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
+from tests.addresses import url_of
 from tests.object_store import ObjectStore
 from tests.patience import PATIENCE_S
 from tests.postgres_roles import new_role
@@ -578,9 +579,7 @@ def test_dropped_partition_is_restored_by_a_command_from_where_its_archive_was_m
         (moved / name).parent.mkdir(parents=True, exist_ok=True)
         (moved / name).write_bytes((folder / name).read_bytes())
     remove_folder(folder, what="archives")
-    info = table.info
-    url = f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
-    arguments = ["restore", str(record.retired_id), "--postgres-url", url, "--json"]
+    arguments = ["restore", str(record.retired_id), "--postgres-url", url_of(table), "--json"]
 
     gone = CliRunner().invoke(app, arguments)
     back = CliRunner().invoke(app, [*arguments, "--folder", str(moved)])

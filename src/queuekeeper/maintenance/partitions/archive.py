@@ -21,22 +21,7 @@ from secrets import token_hex
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StructField, StructType
 
 from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.jobs.locks import session_lock
@@ -72,20 +57,6 @@ from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
 from queuekeeper.places import make_folder, names, on_disk, remove_folder, sync, told, write_whole
 from queuekeeper.postgres import connect
 from queuekeeper.sql_statements import statement
-
-_TYPES: dict[str, DataType] = {
-    "boolean": BooleanType(),
-    "smallint": ShortType(),
-    "int": IntegerType(),
-    "bigint": LongType(),
-    "float": FloatType(),
-    "double": DoubleType(),
-    "binary": BinaryType(),
-    "date": DateType(),
-    "timestamp": TimestampType(),
-    "timestamp_ntz": TimestampNTZType(),
-    "string": StringType(),
-}
 
 
 class _Reader(SliceReader):
@@ -279,7 +250,7 @@ def _looking(session: SparkSession, *, postgres_url: str, table: str, key: str) 
 
 
 def _schema(columns: Sequence[ArchivedColumn]) -> StructType:
-    return StructType([StructField(column.name, _TYPES[column.parquet_type]) for column in columns])
+    return StructType([StructField(column.name, DataType.fromDDL(column.parquet_type)) for column in columns])
 
 
 def _sum_rows(rows: DataFrame, columns: Sequence[ArchivedColumn]) -> tuple[int, str]:

@@ -131,7 +131,7 @@ def rows_of_catalog(
         raise RefusedError(f"retired partition {record.retired_id} ({record.partition_name}) has no archive")
     manifest = Manifest.of({name: value for name, value in record.archive.items() if name != "path"})
     with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
-        found = registration_of(connection, catalog, table=record.table).iceberg_table
+        found = find_iceberg_table(connection, catalog, table=record.table)
     if found is None:
         raise RefusedError(f"there is no table {record.table} in the catalog: restore it from its archive")
     # Nothing is asked of the connection while rows are copied on it.
@@ -206,33 +206,50 @@ def _address(place: str) -> str:
     return place if "://" in place else f"file://{place}"
 
 
-def registration_of(connection: Connection, catalog: Catalog | None, *, table: str) -> Registration:
-    """Compare the catalog with the records of a table's retired partitions.
+def find_iceberg_table(connection: Connection, catalog: Catalog | None, *, table: str) -> Table | None:
+    """Return the Iceberg table of a table as it is now; nothing before anything is registered.
 
     :param table: as its policy names it.
     :raises UsageError: when there is no such table.
-    :raises RefusedError: when the catalog has a table of this name with another source, or one whose files another
-        engine has written anew, of a partition that is in its table again.
+    :raises RefusedError: when the catalog has a table of this name with another source.
     """
-    with translated_errors(connection):
-        row = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
-    if row is None:
-        raise UsageError(f"there is no table {table} in database {connection.info.dbname}")
-    _, whole_name, schema, bare_name, _, _, system, database, _ = row
-    name, source = (str(schema), str(bare_name)), f"{system}/{database}/{whole_name}"
-    found = None
-    if catalog is not None:
-        try:
-            found = catalog.load_table(name)
-        except NoSuchTableError:
-            found = None
+    name, source = _names(connection, table)
+    try:
+        found = None if catalog is None else catalog.load_table(name)
+    except NoSuchTableError:
+        return None
     if found is not None and (other := found.properties.get(_SOURCE)) != source:
         raise RefusedError(
             f"the catalog has a table {'.'.join(name)} of {other or 'somebody else'}, not of {source}: give each "
             f"database a catalog of its own (pyiceberg's configuration, catalog {CATALOG})"
         )
+    return found
+
+
+def _names(connection: Connection, table: str) -> tuple[tuple[str, str], str]:
+    """Return a table's name in the catalog, and of what it is the Iceberg table."""
+    with translated_errors(connection):
+        row = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
+    if row is None:
+        raise UsageError(f"there is no table {table} in database {connection.info.dbname}")
+    _, whole_name, schema, bare_name, _, _, system, database, _ = row
+    return (str(schema), str(bare_name)), f"{system}/{database}/{whole_name}"
+
+
+def registration_of(connection: Connection, found: Table | None, *, table: str) -> Registration:
+    """Compare the catalog with the records of a table's retired partitions.
+
+    :param found: the table's Iceberg table, by :func:`find_iceberg_table`.
+    :param table: as its policy names it.
+    :raises UsageError: when there is no such table.
+    :raises RefusedError: when another engine has written files anew, of a partition that is in its table again.
+    """
+    name, source = _names(connection, table)
     files = {} if found is None else {task.file.file_path: task.file for task in found.scan().plan_files()}
-    archived = [each for each in retired_partitions(connection, table=table) if each.archive]
+    # Rows of a drained DEFAULT partition are in other partitions.
+    archived = [
+        each for each in retired_partitions(connection, table=table) if each.archive and not each.drained_default
+    ]
     outside = _files_of(each for each in archived if each.state in _OUTSIDE)
     inside = _files_of(each for each in archived if each.state not in _OUTSIDE)
     rewritten: set[int] = set()
@@ -311,7 +328,7 @@ def register(
     ):
         if not is_held:
             raise RefusedError(f"another process registers archives of {table}: wait for it, or end it first")
-        before = registration_of(connection, catalog, table=table)
+        before = registration_of(connection, find_iceberg_table(connection, catalog, table=table), table=table)
         expired = 0
         found = before.iceberg_table
         if not dry_run and catalog is not None:

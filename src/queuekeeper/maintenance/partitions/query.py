@@ -1,7 +1,8 @@
 """Answers SQL over a table's partitions and the archives of those that have left it, as one table.
 
-Rows are copied into a database of DuckDB in a temporary folder: those of PostgreSQL in one snapshot, those of archives
-as the Iceberg catalog names them. A partition that is retired meanwhile is read once, wherever it is.
+Rows are copied into a database of DuckDB in a temporary folder: those of archives as the Iceberg catalog names them,
+and those of PostgreSQL in one snapshot that is taken after the catalog was read. What is in the catalog had left its
+table by then, and what has been registered since is read from its quarantine, so each row is read once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import duckdb
 import pyarrow as pa
 from psycopg import sql
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThan, Reference
+from pyiceberg.table import Table as IcebergTable
 
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.partitions.catalog import read_table
-from queuekeeper.maintenance.partitions.iceberg import Registration, catalog_of, key_value, registration_of
+from queuekeeper.maintenance.partitions.catalog import read_table, relations
+from queuekeeper.maintenance.partitions.iceberg import catalog_of, find_iceberg_table, key_value, registration_of
 from queuekeeper.maintenance.partitions.manifest import archived_columns, pin_texts
 from queuekeeper.maintenance.partitions.model import RetiredState
 from queuekeeper.maintenance.partitions.restore import retired_name
@@ -121,17 +123,20 @@ def _load(
 ) -> tuple[int, int, str]:
     """Copy the rows, and make the view; return how many are of PostgreSQL and of archives, and the view's name."""
     with connect(postgres_url) as connection:
-        snapshot = export_snapshot(connection)
         pin_texts(connection)
-        key = read_table(connection, table, only_read=True).key
-        bounds = [None if each is None else key_value(connection, each, key.type_name) for each in (lower, upper)]
+        seen = read_table(connection, table, only_read=True)
+        bounds = [None if each is None else key_value(connection, each, seen.key.type_name) for each in (lower, upper)]
         with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
-            known = registration_of(connection, catalog, table=table)
-            kept = _kept(connection, known)
+            iceberg_table = find_iceberg_table(connection, catalog, table=table)
+            connection.commit()
+            # A detach waits for whoever holds the table, so no partition leaves it while others read in the snapshot.
+            connection.execute(f"LOCK TABLE {seen.name} IN ACCESS SHARE MODE")
+            snapshot = export_snapshot(connection)
+            pin_texts(connection)
             parts = []
-            for number, relation in enumerate([known.table, *kept]):
+            for number, relation in enumerate([seen.name, *_outside(connection, iceberg_table, table=table)]):
                 for_key = [
-                    sql.SQL("{} {} {}").format(sql.Identifier(key.column), sql.SQL(sign), sql.Literal(value))
+                    sql.SQL("{} {} {}").format(sql.Identifier(seen.key.column), sql.SQL(sign), sql.Literal(value))
                     for sign, value in ((">=", lower), ("<", upper))
                     if value is not None
                 ]
@@ -139,34 +144,52 @@ def _load(
                     cursor.execute(_selection(connection, relation, for_key))
                     parts.append(_copy(answering, f"hot_{number}", cursor.fetch_record_batch()))
             cold = 0
-            if known.iceberg_table is not None:
-                scan = known.iceberg_table.scan(row_filter=_filter(key.column, *bounds))
+            if iceberg_table is not None:
+                scan = iceberg_table.scan(row_filter=_filter(seen.key.column, *bounds))
                 cold = _copy(answering, "cold", scan.to_arrow_batch_reader())
-    names = [f"hot_{number}" for number in range(len(parts))] + (["cold"] if known.iceberg_table is not None else [])
-    schema, name = ('"' + each.replace('"', '""') + '"' for each in known.name)
+    names = [f"hot_{number}" for number in range(len(parts))] + (["cold"] if iceberg_table is not None else [])
     union = " UNION ALL BY NAME ".join(f"SELECT * FROM {each}" for each in names)  # noqa: S608 - names of ours
+    schema, name = (_quoted(each) for each in (seen.schema_name, seen.relation_name))
     answering.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; CREATE VIEW {schema}.{name} AS {union}")
-    answering.execute(f"SET search_path = 'main,{known.name[0]}'")
+    path = f"main,{schema}".replace("'", "''")
+    answering.execute(f"SET search_path = '{path}'")
     return sum(parts), cold, f"{schema}.{name}"
 
 
-def _kept(connection: Connection, known: Registration) -> list[str]:
-    """Return tables in quarantine whose rows no archive of the catalog has.
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _outside(connection: Connection, iceberg_table: IcebergTable | None, *, table: str) -> list[str]:
+    """Return the tables that are not read through their parent, and whose rows no archive of the catalog has.
 
     :raises RefusedError: when rows are in archives alone that the catalog does not name, or in both.
     """
+    known = registration_of(connection, iceberg_table, table=table)
     todo = [*known.missing.values(), *known.returned.values()]
     gone = [each.partition_name for each in todo if each.state is not RetiredState.QUARANTINED]
     if gone:
         raise RefusedError(
-            f"the catalog does not name the archives of {known.table} as they are ({', '.join(dict.fromkeys(gone))}): "
-            f"`queuekeeper partitions register {known.table}` puts that right"
+            f"the catalog does not name the archives of {table} as they are ({', '.join(dict.fromkeys(gone))}): "
+            f"`queuekeeper partitions register {table}` puts that right"
         )
     unregistered = {each.retired_id for each in todo}
+    # Rows of a drained DEFAULT partition are in other partitions.
+    retired = [each for each in retired_partitions(connection, table=table) if not each.drained_default]
+    detaching = [each.partition_oid for each in retired if each.state is RetiredState.DETACHING]
     return [
-        retired_name(connection, each)
-        for each in retired_partitions(connection, table=known.table)
-        if each.state is RetiredState.QUARANTINED and (each.archived_at is None or each.retired_id in unregistered)
+        # A detach that was interrupted hides the rows from whoever reads the parent.
+        *(each.name for each in read_table(connection, table, only_read=True).partitions if each.pending),
+        *(
+            sql.Identifier(each.schema_name, each.relation_name).as_string(connection)
+            for each in relations(connection, detaching).values()
+            if not each.is_partition
+        ),
+        *(
+            retired_name(connection, each)
+            for each in retired
+            if each.state is RetiredState.QUARANTINED and (each.archived_at is None or each.retired_id in unregistered)
+        ),
     ]
 
 
@@ -182,7 +205,8 @@ def _filter(column: str, lower: Any, upper: Any) -> BooleanExpression:
 def _selection(connection: Connection, relation: str, where: Sequence[sql.Composable]) -> str:
     """Return the query for a table's rows, as archives have them."""
     found = connection.execute(statement("maintenance/archived_table"), {"table_name": relation}).fetchone()
-    assert found is not None
+    if found is None:
+        raise RefusedError(f"{relation} is on record as retired, and is gone: bring it back, or restore its archive")
     oid, name, schema, bare_name, *_ = found
     columns = archived_columns(connection, oid=oid, schema=schema, name=bare_name)
     return (
