@@ -96,7 +96,7 @@ def check_clean(cohorts: Sequence[OnlineCohort]) -> None:
     for each in cohorts:
         if each.dirty_reason:
             raise RefusedError(
-                f"cohort {each.cohort} has to be verified again before anything else: {each.dirty_reason}"
+                f"cohort {each.cohort} has to be verified again before a cut over or a commit: {each.dirty_reason}"
             )
 
 
@@ -114,5 +114,5 @@ def check_servers(
     if dirty:
         raise RefusedError(
             f"a server has failed over or was restarted while cohort {dirty[0]} was worked on: verify it again "
-            f"(queuekeeper online verify {plan_id}) before anything else"
+            f"(queuekeeper online verify {plan_id}) before a cut over or a commit"
         )
