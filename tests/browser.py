@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 CHROMIUM = os.environ.get("QUEUEKEEPER_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -121,6 +122,10 @@ def check_structure(page: Page, *, title: str) -> None:
     assert unreachable == 0
 
 
+EACH_LOOK = pytest.mark.parametrize(("scheme", "width"), list(product(("light", "dark"), (1280, 400))))
+"""Colours and widths in which a page has to be readable."""
+
+
 def check_readable(browser: Browser, path: Path, picture: Path, *, scheme: Any, width: int, figures: int) -> None:
     """Check that a page can be read in a colour scheme and at a width: nothing is cut off, too pale, or fetched.
 
@@ -140,6 +145,17 @@ def check_readable(browser: Browser, path: Path, picture: Path, *, scheme: Any, 
     kind = "wide" if width == 1280 else "narrow"
     assert [shown.nth(at).get_attribute("class") for at in range(shown.count())] == [kind] * figures
     page.close()
+
+
+def verdict_first(browser: Browser, path: Path, verdict: str) -> Page:
+    """Return a page of which the first screen shows the verdict."""
+    page, _, _ = opened(browser, path, viewport={"width": 1280, "height": 720})
+    status = page.get_by_role("status")
+    box = status.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 720
+    assert verdict in status.inner_text()
+    return page
 
 
 def check_print(browser: Browser, path: Path) -> None:

@@ -432,3 +432,12 @@ def redis_server_factory(server_home: Path) -> Iterator[Callable[..., RedisServe
     for server in servers:
         server.stop()
         shutil.rmtree(server.directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser of Playwright."""
+    from tests.browser import chromium
+
+    with chromium() as started:
+        yield started

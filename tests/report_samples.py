@@ -7,16 +7,8 @@ from datetime import UTC, datetime
 
 from queuekeeper.jobs.store import Approval
 from queuekeeper.keyspace import Cohort, cohorts
+from queuekeeper.migration.ledger import model
 from queuekeeper.migration.ledger.ledger import QuarantineCount, Step
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    CohortState,
-    CopyReport,
-    Difference,
-    LedgerRow,
-    MigrationPlan,
-    PlanState,
-)
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.throughput import ThroughputSample
 from queuekeeper.migration.report.gather import Evidence
@@ -30,12 +22,12 @@ NOW_MS = 1_760_000_300_000
 HOSTILE = "<script>alert('client')</script>\"><img src=//attacker.example/x onerror=alert(1)>"
 
 
-def _cohort_plan(cut: Cohort) -> CohortPlan:
+def _cohort_plan(cut: Cohort) -> model.CohortPlan:
     number = cut.cohort
     quarantined = number % 3
     messages = 2_083 + number * 7 % 61
     expired, trimmed = messages // 40, messages // 90
-    return CohortPlan(
+    return model.CohortPlan(
         cohort=cut.cohort,
         slot_first=cut.slot_first,
         slot_last=cut.slot_last,
@@ -54,8 +46,8 @@ def _cohort_plan(cut: Cohort) -> CohortPlan:
     )
 
 
-def _ledger_row(cohort: CohortPlan) -> LedgerRow:
-    return LedgerRow(
+def _ledger_row(cohort: model.CohortPlan) -> model.LedgerRow:
+    return model.LedgerRow(
         cohort=cohort.cohort,
         rows_seen=cohort.messages,
         copied=cohort.to_copy,
@@ -85,7 +77,7 @@ def _samples(*, start_ms: int, messages: int) -> tuple[ThroughputSample, ...]:
 def balanced(*, count: int = 96) -> Evidence:
     """Return the evidence of a migration that went well."""
     plans = tuple(_cohort_plan(cut) for cut in cohorts(count=count, shards=[(0, 16_383, "127.0.0.1:6379")]))
-    plan = MigrationPlan(
+    plan = model.MigrationPlan(
         plan_id=PLAN_ID,
         parameters=MigrationParameters(cohort_count=count, throttle_messages_per_s=50_000),
         source_fingerprint="9f86d081884c7d65",
@@ -93,7 +85,7 @@ def balanced(*, count: int = 96) -> Evidence:
         as_of_ms=NOW_MS - 1_500_000,
         cohorts=plans,
         chosen=tuple(range(len(plans))),
-        state=PlanState.VERIFIED,
+        state=model.PlanState.VERIFIED,
     )
     copied = plan.total("to_copy")
     steps: dict[Step, tuple[ThroughputSample, ...]] = {
@@ -116,7 +108,7 @@ def balanced(*, count: int = 96) -> Evidence:
     forecast = plan.total("forecast_bytes")
     return Evidence(
         plan=plan,
-        states=dict.fromkeys(plan.chosen, CohortState.VERIFIED),
+        states=dict.fromkeys(plan.chosen, model.CohortState.VERIFIED),
         throttle=50_000,
         approval=Approval(approved_by="admin", approved_at=datetime.fromtimestamp((NOW_MS - 1_400_000) / 1_000, UTC)),
         rows=tuple(_ledger_row(cohort) for cohort in plans),
@@ -130,7 +122,7 @@ def balanced(*, count: int = 96) -> Evidence:
         ),
         samples=steps,
         copy_reports=(
-            CopyReport(
+            model.CopyReport(
                 plan_id=PLAN_ID,
                 cohorts=plan.chosen,
                 messages_written=copied,
@@ -169,15 +161,15 @@ def unbalanced() -> Evidence:
     rows[7] = replace(rows[7], copied=rows[7].copied - 3, differences=3)
     rows[8] = replace(rows[8], copied=rows[8].copied + 3)
     found = tuple(
-        Difference(
+        model.Difference(
             cohort=7, client_id=client, serial_number=4_711 + at, kind=kind, expected=f"<b>{at}</b>", found="nothing"
         )
         for at, (client, kind) in enumerate([(HOSTILE, "missing"), (HOSTILE, "missing"), ("meter/17", "expiry")])
     )
     return replace(
         evidence,
-        plan=replace(evidence.plan, state=PlanState.FAILED, state_reason="3 differences"),
-        states=evidence.states | {7: CohortState.FAILED, 8: CohortState.FAILED},
+        plan=replace(evidence.plan, state=model.PlanState.FAILED, state_reason="3 differences"),
+        states=evidence.states | {7: model.CohortState.FAILED, 8: model.CohortState.FAILED},
         rows=tuple(rows),
         found=found,
         difference_counts={"missing": 2, "expiry": 1},
@@ -189,8 +181,8 @@ def unverified() -> Evidence:
     evidence = balanced()
     return replace(
         evidence,
-        plan=replace(evidence.plan, state=PlanState.PLANNED),
-        states=dict.fromkeys(evidence.plan.chosen, CohortState.PLANNED),
+        plan=replace(evidence.plan, state=model.PlanState.PLANNED),
+        states=dict.fromkeys(evidence.plan.chosen, model.CohortState.PLANNED),
         approval=None,
         rows=(),
         verified_at_ms=None,
@@ -201,6 +193,6 @@ def unverified() -> Evidence:
     )
 
 
-def with_lost_message(rows: tuple[LedgerRow, ...]) -> tuple[LedgerRow, ...]:
+def with_lost_message(rows: tuple[model.LedgerRow, ...]) -> tuple[model.LedgerRow, ...]:
     """Return a ledger in which one message of the first cohort went nowhere."""
     return (replace(rows[0], copied=rows[0].copied - 1), *rows[1:])

@@ -130,18 +130,21 @@ class Outcome:
         return not self.kind and not any((*left, self.report.get("refused")))
 
 
-def drive(step: Step, settings: DriverSettings) -> None:
-    """Be the driver of one step; the entry of its process."""
+def _driver(settings: DriverSettings, **more: Any) -> OnlineDriver:
     record_driver(settings.result.parent)
-    driver = OnlineDriver(
+    return OnlineDriver(
         postgres_url=settings.postgres_url,
         redis_url=settings.redis_url,
         plan_id=PLAN_ID,
         actor="chaos",
-        count=settings.movers,
-        limits=_LIMITS,
         tell=partial(print, flush=True),
+        **more,
     )
+
+
+def drive(step: Step, settings: DriverSettings) -> None:
+    """Be the driver of one step; the entry of its process."""
+    driver = _driver(settings, count=settings.movers, limits=_LIMITS)
     # Longer ones are refused, since callers would not wait: here they do, and a busy machine needs them.
     driver.lease_ms = settings.lease_ms
     moving.LEASE_MS = max(moving.LEASE_MS, settings.lease_ms)
@@ -164,15 +167,7 @@ def drive(step: Step, settings: DriverSettings) -> None:
 
 def follow(settings: DriverSettings) -> None:
     """Keep the mirror up to date for ever; the entry of its process."""
-    record_driver(settings.result.parent)
-    driver = OnlineDriver(
-        postgres_url=settings.postgres_url,
-        redis_url=settings.redis_url,
-        plan_id=PLAN_ID,
-        actor="chaos",
-        count=2,
-        tell=partial(print, flush=True),
-    )
+    driver = _driver(settings, count=2)
     while True:
         try:
             driver.mirror()

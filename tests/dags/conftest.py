@@ -119,15 +119,17 @@ Stores = tuple[redis_client.RedisClient, postgres.Connection]
 
 
 @pytest.fixture
-def stores(
-    client: redis_client.RedisClient,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Stores]:
-    """The same with an empty database; files of runs go into the test's folder."""
+def empty_database(
+    postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[postgres.Connection]:
+    """An empty database, and Airflow's connection to it; files of runs go into the test's folder."""
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        yield client, connection
+        yield connection
+
+
+@pytest.fixture
+def stores(client: redis_client.RedisClient, empty_database: postgres.Connection) -> Stores:
+    """The same with an empty database."""
+    return client, empty_database

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from html import escape
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk.definitions.param import ParamsDict
 
-from queuekeeper import postgres
 from queuekeeper.airflow.defaults import Pool
 from queuekeeper.airflow.operators.jobs import ApplyPlannedShareOperator, PlanJobOperator
 from queuekeeper.events.schema import install
@@ -44,15 +42,10 @@ def upkeep(dag_bag: DagBag) -> DAG:
 
 
 @pytest.fixture
-def broker(
-    postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Connection]:
+def broker(empty_database: Connection) -> Connection:
     """An event broker, and Airflow's connection to it."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        install(connection)
-        yield connection
+    install(empty_database)
+    return empty_database
 
 
 def states(run: Any) -> dict[str, str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from airflow.providers.standard.operators.hitl import HITLOperator
 
-from queuekeeper import postgres
 from tests.dags.runs import states
 
 if TYPE_CHECKING:
@@ -32,18 +31,13 @@ def adoption(dag_bag: DagBag) -> Callable[[], DAG]:
 
 
 @pytest.fixture
-def table(
-    postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Connection]:
+def table(empty_database: Connection) -> Connection:
     """A plain table, and Airflow's connection to it."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE visits (id bigserial, at timestamptz NOT NULL, PRIMARY KEY (id, at))")
-        connection.execute(
-            "INSERT INTO visits (at) SELECT now() - n * interval '1 hour' FROM generate_series(1, 50) AS n"
-        )
-        yield connection
+    empty_database.execute("CREATE TABLE visits (id bigserial, at timestamptz NOT NULL, PRIMARY KEY (id, at))")
+    empty_database.execute(
+        "INSERT INTO visits (at) SELECT now() - n * interval '1 hour' FROM generate_series(1, 50) AS n"
+    )
+    return empty_database
 
 
 def kind(connection: Connection) -> str:

@@ -18,7 +18,6 @@ from queuekeeper.quality.report.gather import compose_report, write_report
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import quality_samples as samples
-from tests.browser import chromium
 from tests.integration.airflow_pages import signed_in
 from tests.integration.airflow_runs import asked, decide, log, states
 from tests.patience import PATIENCE_S
@@ -69,12 +68,6 @@ def airflow(
     server.stop()
     postgres_server.drop_database(f"{DATABASE}_airflow")
     postgres_server.drop_database(DATABASE)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def remedy_form(page: Page, airflow: AirflowServer) -> FrameLocator:

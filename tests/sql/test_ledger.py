@@ -15,16 +15,8 @@ from psycopg.types.json import Jsonb
 from queuekeeper import approvals, audit, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
+from queuekeeper.migration.ledger import model
 from queuekeeper.migration.ledger.ledger import MigrationLedger, Progress, QuarantinedRow
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    CohortState,
-    CopyReport,
-    Difference,
-    LedgerRow,
-    MigrationPlan,
-    PlanState,
-)
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.ledger.throughput import MOST_SAMPLES, ThroughputSample
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -39,15 +31,15 @@ pytestmark = pytest.mark.sql
 NOW_MS = 1_790_000_000_000
 
 
-def make_plan(plan_id: str = "plan-a", *, cohorts: int = 3, messages: int = 10) -> MigrationPlan:
-    return MigrationPlan(
+def make_plan(plan_id: str = "plan-a", *, cohorts: int = 3, messages: int = 10) -> model.MigrationPlan:
+    return model.MigrationPlan(
         plan_id=plan_id,
         parameters=MigrationParameters(cohort_count=cohorts, quarantine_cap_percent=25.0, throttle_messages_per_s=500),
         source_fingerprint="fingerprint",
         code_version="1",
         as_of_ms=NOW_MS,
         cohorts=tuple(
-            CohortPlan(
+            model.CohortPlan(
                 cohort=number,
                 slot_first=number * 100,
                 slot_last=number * 100 + 99,
@@ -110,8 +102,8 @@ def as_written(row: QuarantinedRow) -> QuarantinedRow:
     return replace(row, quarantine_id=None, quarantined_at=None)
 
 
-def ledger_row(cohort: int, *, copied: int = 4) -> LedgerRow:
-    return LedgerRow(
+def ledger_row(cohort: int, *, copied: int = 4) -> model.LedgerRow:
+    return model.LedgerRow(
         cohort=cohort,
         rows_seen=10,
         copied=copied,
@@ -126,8 +118,8 @@ def ledger_row(cohort: int, *, copied: int = 4) -> LedgerRow:
     )
 
 
-def difference(cohort: int, client_id: str, serial_number: int | None = None) -> Difference:
-    return Difference(
+def difference(cohort: int, client_id: str, serial_number: int | None = None) -> model.Difference:
+    return model.Difference(
         cohort=cohort, client_id=client_id, serial_number=serial_number, kind="missing", expected="7", found=""
     )
 
@@ -143,7 +135,7 @@ def test_plan_is_given_back_as_stored(ledger: MigrationLedger) -> None:
     assert ledger.plan_of_run("run-1") == "plan-a"
     assert ledger.throttle("plan-a") == 500
     assert ledger.approval("plan-a") is None
-    assert ledger.cohort_states("plan-a") == dict.fromkeys(range(3), CohortState.PLANNED)
+    assert ledger.cohort_states("plan-a") == dict.fromkeys(range(3), model.CohortState.PLANNED)
 
 
 def test_same_plan_again_refreshes_counts_until_approved(ledger: MigrationLedger) -> None:
@@ -154,7 +146,7 @@ def test_same_plan_again_refreshes_counts_until_approved(ledger: MigrationLedger
     ledger.approve("plan-a", "Ada")
     kept = ledger.save_plan(replace(make_plan(messages=30), as_of_ms=NOW_MS + 2), run_id="run-3")
 
-    assert kept == replace(newer, state=PlanState.APPROVED)
+    assert kept == replace(newer, state=model.PlanState.APPROVED)
     assert {ledger.plan_of_run(f"run-{number}") for number in (1, 2, 3)} == {"plan-a"}
 
 
@@ -168,7 +160,7 @@ def test_approved_plan_that_counts_no_longer_is_planned_again_unless_it_has_begu
     assert ledger.approval("plan-a") is None
 
     ledger.approve("plan-a", "Ada")
-    ledger.set_cohort_state("plan-a", [0], CohortState.COPYING)
+    ledger.set_cohort_state("plan-a", [0], model.CohortState.COPYING)
     later = replace(newer, as_of_ms=late_ms + approvals.VALID_MS + 1)
     assert ledger.save_plan(later, run_id=None).as_of_ms == late_ms
 
@@ -178,18 +170,18 @@ def test_plan_that_nobody_agreed_to_is_rejected_and_may_be_planned_again_or_appr
 ) -> None:
     ledger.save_plan(make_plan(), run_id=None)
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="ada"))
-    assert ledger.load_plan("plan-a").state is PlanState.REJECTED
+    assert ledger.load_plan("plan-a").state is model.PlanState.REJECTED
     assert Runs(ledger.connection).load("plan-a").state is RunState.REJECTED
     ledger.set_paused("plan-a", True)
-    assert ledger.load_plan("plan-a").state is PlanState.REJECTED
+    assert ledger.load_plan("plan-a").state is model.PlanState.REJECTED
 
-    assert ledger.save_plan(make_plan(), run_id=None).state is PlanState.PLANNED
+    assert ledger.save_plan(make_plan(), run_id=None).state is model.PlanState.PLANNED
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.UNANSWERED, actor="nobody"))
     ledger.approve("plan-a", "ada")
-    assert ledger.load_plan("plan-a").state is PlanState.APPROVED
+    assert ledger.load_plan("plan-a").state is model.PlanState.APPROVED
     # A later no takes back nothing that was agreed to.
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="eve"))
-    assert ledger.load_plan("plan-a").state is PlanState.APPROVED
+    assert ledger.load_plan("plan-a").state is model.PlanState.APPROVED
 
 
 def test_who_agrees_while_a_plan_is_made_again_agrees_to_all_of_it(
@@ -217,7 +209,7 @@ def test_who_agrees_while_a_plan_is_made_again_agrees_to_all_of_it(
             other.approve("plan-a", "Ada")
         finally:
             go.set()
-        assert stored.result() == replace(make_plan(), state=PlanState.APPROVED)
+        assert stored.result() == replace(make_plan(), state=model.PlanState.APPROVED)
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [3]
     assert ledger.plan_of_run("again") == "plan-a"
 
@@ -229,7 +221,7 @@ def test_who_agrees_while_a_plan_is_made_again_agrees_to_all_of_it(
 
     kept = ledger.save_plan(replace(make_plan(), as_of_ms=NOW_MS + 2), run_id=None, quarantine=noted())
     assert read == []
-    assert kept == replace(make_plan(), state=PlanState.APPROVED)
+    assert kept == replace(make_plan(), state=model.PlanState.APPROVED)
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [3]
 
 
@@ -238,7 +230,7 @@ def test_plan_that_is_made_again_undisturbed_is_stored_with_its_bad_rows(ledger:
     newer = replace(make_plan(messages=20), as_of_ms=NOW_MS + 1)
     assert ledger.save_plan(newer, run_id=None, quarantine=[bad_message(1)]) == newer
     ledger.approve("plan-a", "Ada")
-    assert ledger.load_plan("plan-a") == replace(newer, state=PlanState.APPROVED)
+    assert ledger.load_plan("plan-a") == replace(newer, state=model.PlanState.APPROVED)
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
 
 
@@ -292,11 +284,11 @@ def test_copy_begins_with_the_plan_that_was_read_or_not_at_all(ledger: Migration
 
     ledger.begin_copy(again)
     ledger.begin_copy(again)
-    assert ledger.load_plan("plan-a") == replace(again, state=PlanState.COPYING)
+    assert ledger.load_plan("plan-a") == replace(again, state=model.PlanState.COPYING)
 
 
 def test_refused_plan_may_be_planned_again(ledger: MigrationLedger) -> None:
-    refused = replace(make_plan(), state=PlanState.REFUSED, state_reason="too many bad rows")
+    refused = replace(make_plan(), state=model.PlanState.REFUSED, state_reason="too many bad rows")
 
     assert ledger.save_plan(refused, run_id=None) == refused
     assert ledger.save_plan(make_plan(), run_id=None) == make_plan()
@@ -326,7 +318,7 @@ def test_unknown_plan_is_refused_with_the_known_ones(ledger: MigrationLedger) ->
 
     calls: list[Callable[[], object]] = [
         lambda: ledger.load_plan("nope"),
-        lambda: ledger.set_plan_state("nope", PlanState.COPYING),
+        lambda: ledger.set_plan_state("nope", model.PlanState.COPYING),
         lambda: ledger.set_throttle("nope", 1),
         lambda: ledger.throttle("nope"),
         lambda: ledger.approval("nope"),
@@ -344,26 +336,28 @@ def test_unknown_run_is_refused(ledger: MigrationLedger) -> None:
 
 def test_state_moves_with_its_reason(ledger: MigrationLedger) -> None:
     ledger.save_plan(make_plan(), run_id=None)
-    ledger.set_plan_state("plan-a", PlanState.FAILED, "2 differences")
+    ledger.set_plan_state("plan-a", model.PlanState.FAILED, "2 differences")
 
-    assert ledger.load_plan("plan-a") == replace(make_plan(), state=PlanState.FAILED, state_reason="2 differences")
+    assert ledger.load_plan("plan-a") == replace(
+        make_plan(), state=model.PlanState.FAILED, state_reason="2 differences"
+    )
 
 
 def test_approval_moves_a_waiting_plan_and_leaves_one_at_work(ledger: MigrationLedger) -> None:
     ledger.save_plan(make_plan(), run_id=None)
     ledger.approve("plan-a", "Ada")
-    assert ledger.load_plan("plan-a").state is PlanState.APPROVED
-    ledger.set_plan_state("plan-a", PlanState.COPYING)
+    assert ledger.load_plan("plan-a").state is model.PlanState.APPROVED
+    ledger.set_plan_state("plan-a", model.PlanState.COPYING)
     ledger.approve("plan-a", "Grace")
 
     approval = ledger.approval("plan-a")
-    assert ledger.load_plan("plan-a").state is PlanState.COPYING
+    assert ledger.load_plan("plan-a").state is model.PlanState.COPYING
     assert approval is not None
     assert (approval.approved_by, approval.approved_at.utcoffset() is not None) == ("Grace", True)
 
 
 def test_refused_plan_cannot_be_approved(ledger: MigrationLedger) -> None:
-    ledger.save_plan(replace(make_plan(), state=PlanState.REFUSED, state_reason="too many bad rows"), run_id=None)
+    ledger.save_plan(replace(make_plan(), state=model.PlanState.REFUSED, state_reason="too many bad rows"), run_id=None)
 
     with pytest.raises(RefusedError, match="cannot be approved, it was refused: too many bad rows; plan again"):
         ledger.approve("plan-a", "Ada")
@@ -371,10 +365,10 @@ def test_refused_plan_cannot_be_approved(ledger: MigrationLedger) -> None:
 
 def test_cohorts_move_one_by_one(ledger: MigrationLedger) -> None:
     ledger.save_plan(make_plan(), run_id=None)
-    ledger.set_cohort_state("plan-a", [0, 2], CohortState.COPIED)
-    ledger.set_cohort_state("plan-a", [], CohortState.FAILED)
+    ledger.set_cohort_state("plan-a", [0, 2], model.CohortState.COPIED)
+    ledger.set_cohort_state("plan-a", [], model.CohortState.FAILED)
 
-    expected = {0: CohortState.COPIED, 1: CohortState.PLANNED, 2: CohortState.COPIED}
+    expected = {0: model.CohortState.COPIED, 1: model.CohortState.PLANNED, 2: model.CohortState.COPIED}
     assert ledger.cohort_states("plan-a") == expected
 
 
@@ -399,7 +393,7 @@ def test_who_steers_a_run_leaves_alone_what_others_change_meanwhile(
     blocking = "SELECT cardinality(pg_blocking_pids(%s))"
     with ThreadPoolExecutor(1) as pool:
         with other.transaction():
-            MigrationLedger(other).set_plan_state("plan-a", PlanState.COPYING)
+            MigrationLedger(other).set_plan_state("plan-a", model.PlanState.COPYING)
             MigrationLedger(other).set_paused("plan-a", True)
             throttled = pool.submit(runs.set_throttle, "plan-a", 7)
             while ledger.connection.execute(blocking, [runs.connection.info.backend_pid]).fetchone() == (0,):
@@ -491,8 +485,8 @@ def test_a_long_step_keeps_few_samples_with_all_its_time_and_messages(
     assert (told.runs, told.messages, told.seconds, told.peak_messages_per_s) == (1, last * 10, float(last), 10.0)
 
 
-def make_copy_report(sessions_written: int) -> CopyReport:
-    return CopyReport(
+def make_copy_report(sessions_written: int) -> model.CopyReport:
+    return model.CopyReport(
         plan_id="plan-a",
         cohorts=(0, 2),
         messages_written=5,

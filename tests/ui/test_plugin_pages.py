@@ -29,7 +29,7 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.postgres import Connection
 from tests import report_samples
-from tests.browser import CONTRASTS, chromium
+from tests.browser import CONTRASTS
 from tests.conftest import nightly
 from tests.page_looks import BLANK, BROKEN, LEFTOVERS, LOOKS, MANY, OUTSIDE, STILL, TOLD, faults_of, seen, watched
 from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
@@ -196,12 +196,6 @@ def airflow_api() -> Any:
         return httpx.Response(200, json=next((known for at, known in details.items() if at in path), run))
 
     return RestApi(lambda: httpx.MockTransport(answer))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

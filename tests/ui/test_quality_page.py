@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,18 @@ from queuekeeper.quality.report.gather import compose_report, write_report
 from queuekeeper.quality.report.model import PublishedReport
 from tests import quality_samples as samples
 from tests.browser import (
+    EACH_LOOK,
     check_print,
     check_readable,
     check_structure,
-    chromium,
     opened,
     seconds_at_work,
+    verdict_first,
 )
 
 pytestmark = pytest.mark.ui
 
 FORMS = "/queuekeeper/trigger"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +37,14 @@ def report_file(report: PublishedReport, tmp_path_factory: pytest.TempPathFactor
     return write_report(report, tmp_path_factory.mktemp("report")).html
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@EACH_LOOK
 def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Path, scheme: Any, width: int) -> None:
     # Lengths, bytes, messages and what is held, of two stores; memory.
     check_readable(browser, report_file, tmp_path / "page.png", scheme=scheme, width=width, figures=9)
 
 
 def test_the_verdict_is_seen_first_and_all_runs_of_the_heat_map_fit(browser: Browser, report_file: Path) -> None:
-    page, _, _ = opened(browser, report_file, viewport={"width": 1280, "height": 720})
-    box = page.get_by_role("status").bounding_box()
-
-    assert box is not None
-    assert box["y"] + box["height"] < 720
-    assert "Failed" in page.get_by_role("status").inner_text()
+    page = verdict_first(browser, report_file, "Failed")
     overflow = "each => each.scrollWidth - each.clientWidth"
     assert page.get_by_role("group", name="Checks by run").evaluate(overflow) <= 0
     assert page.locator(".heat tbody tr").first.locator("td").count() == 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,16 @@ from playwright.sync_api import Browser
 from queuekeeper.migration.report.gather import compose_report, write_report
 from tests import report_samples as samples
 from tests.browser import (
+    EACH_LOOK,
     check_print,
     check_readable,
     check_structure,
-    chromium,
     opened,
     seconds_at_work,
+    verdict_first,
 )
 
 pytestmark = pytest.mark.ui
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +29,13 @@ def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(report, tmp_path_factory.mktemp("report")).html
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@EACH_LOOK
 def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Path, scheme: Any, width: int) -> None:
     check_readable(browser, report_file, tmp_path / "page.png", scheme=scheme, width=width, figures=2)
 
 
 def test_the_verdict_is_seen_first(browser: Browser, report_file: Path) -> None:
-    page, _, _ = opened(browser, report_file, viewport={"width": 1280, "height": 720})
-    verdict = page.get_by_role("status")
-
-    assert "Not balanced" in verdict.inner_text()
-    box = verdict.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] < 720
-    page.close()
+    verdict_first(browser, report_file, "Not balanced").close()
 
 
 def test_hostile_ids_stay_text(browser: Browser, report_file: Path) -> None:
