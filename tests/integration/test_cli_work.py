@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from queuekeeper.compacted import Append, CompactedQueues
@@ -114,9 +115,19 @@ NUMBER = 7
 """
 
 
+WRONG = {
+    "wrong": "from queuekeeper import events\napp = events.App()\n",
+    "typed": "from queuekeeper import fanout\nfanout.handler(max_attemps=3)\n",
+    "torn": "def bill(:\n",
+    "lacking": "import lacked\n",
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "billing.py").write_text(BILLING)
+    for name, text in WRONG.items():
+        (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
 
@@ -295,6 +306,12 @@ def test_changed_file_is_loaded_anew(
 
     (folder / "billing.py").write_text(BILLING.replace(" one", " changed"))
     until(lambda: process.poll() is None and _works_by_the_changed_file(queues, folder))
+
+    # A file that is saved half written ends nothing.
+    (folder / "billing.py").write_text(BILLING + "handler(max_attemps=3)\n")
+    until(lambda: not psutil.Process(process.pid).children())
+    (folder / "billing.py").write_text(BILLING.replace(" one", " changed"))
+    until(lambda: process.poll() is None and _works_by_the_changed_file(queues, folder))
     stop(process)
 
 
@@ -407,7 +424,12 @@ def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
         ("billing", "'billing' is not MODULE:NAME, such as billing:bill"),
         ("biling:bill", "there is no module biling in "),
         ("billing:bil", "module billing has no 'bil'"),
-        ("billing:NUMBER", "billing:NUMBER is a int: it must be a function"),
+        ("billing:NUMBER", "billing:NUMBER is an int: it must be a function"),
+        ("wrong:bill", "wrong cannot be imported: TypeError: App.__init__() missing 1 required keyword-only argument"),
+        ("wrong:bill", "'group_id' (wrong.py, line 2)"),
+        ("typed:bill", "typed cannot be imported: handler has no rule 'max_attemps': did you mean 'max_attempts'? (ty"),
+        ("torn:bill", "torn cannot be imported: SyntaxError: invalid syntax (torn.py, line 1)"),
+        ("lacking:bill", "cannot be imported: ModuleNotFoundError: No module named 'lacked' (lacking.py, line 1)"),
     ],
 )
 def test_wrong_target_is_named_before_anything_starts(

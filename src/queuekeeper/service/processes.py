@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from queuekeeper.clock import Backoff
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.service.app import App
 from queuekeeper.service.signals import stopped_by_signals
+from queuekeeper.wording import article
 
 WORKER = "QUEUEKEEPER_WORKER"
 """Environment variable that tells a process that it is one of several."""
@@ -37,7 +39,8 @@ _log = logging.getLogger(__name__)
 def load(target: str) -> Any:
     """Return the function or app that ``MODULE:NAME`` names; modules in the current folder are found, too.
 
-    :raises UsageError: when there is no such module or name, or it is neither a function nor an app.
+    :raises UsageError: when there is no such module or name, it is neither a function nor an app, or the module raises
+        an error; names its line then.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -49,14 +52,29 @@ def load(target: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            raise _broken(module_name, error) from error
         raise UsageError(f"there is no module {error.name} in {folder} or in Python's path") from error
+    except Exception as error:
+        raise _broken(module_name, error) from error
     found = getattr(module, name, None)
     if found is None:
         raise UsageError(f"module {module_name} has no {name!r}")
     if not callable(found) and not isinstance(found, App):
-        raise UsageError(f"{target} is a {type(found).__name__}: it must be a function or an app")
+        raise UsageError(f"{target} is {article(type(found).__name__)}: it must be a function or an app")
     return found
+
+
+def _broken(module_name: str, error: Exception) -> UsageError:
+    """Return the error of a module that cannot be imported, with the line of the current folder's file that raised."""
+    text = str(error) if isinstance(error, QueuekeeperError) else f"{type(error).__name__}: {error}"
+    lines = [
+        f" ({Path(frame.filename).relative_to(Path.cwd())}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(Path.cwd())
+    ]
+    # A syntax error names its line itself.
+    where = "" if isinstance(error, SyntaxError) or not lines else lines[-1]
+    return UsageError(f"module {module_name} cannot be imported: {text}{where}")
 
 
 def is_worker() -> bool:
@@ -82,6 +100,8 @@ class _Process:
     deaths: int
     running: subprocess.Popen[bytes] | None = field(default=None)
     """``None`` while the process waits to be replaced."""
+    is_refused: bool = False
+    """Whether it has refused its arguments, which only a changed file can cure."""
 
 
 class Processes:
@@ -101,6 +121,7 @@ class Processes:
         """Run until SIGTERM, Ctrl-C or :meth:`stop`, and return an exit code.
 
         The code is 0 after a stop, or the code of a process that refuses its arguments, which a restart would not cure.
+        Where files are watched, such a process starts anew when one changes.
         """
         with stopped_by_signals(self.stop):
             seen = self._state()
@@ -132,6 +153,7 @@ class Processes:
             self._command, stdin=subprocess.PIPE, env={**os.environ, WORKER: "1"}, start_new_session=True
         )
         process.began_s = time.monotonic()
+        process.is_refused = False
 
     def _replace_dead(self) -> int | None:
         """Restart processes that have died; return the exit code of a process that refuses its arguments."""
@@ -142,11 +164,17 @@ class Processes:
                 running.stdin.close()
                 process.running = None
                 if running.returncode == UsageError.exit_code:
-                    return UsageError.exit_code
+                    if not self._watched:
+                        return UsageError.exit_code
+                    process.is_refused = True
+                    _log.error("process %d ended with code %d: save the mended file", running.pid, running.returncode)
+                    continue
                 lived_s = time.monotonic() - process.began_s
                 process.deaths = 0 if lived_s >= STEADY_S else process.deaths + 1
                 process.began_s = time.monotonic()
                 _log.error("process %d ended with code %d and is replaced", running.pid, running.returncode)
+            if process.is_refused:
+                continue
             if process.running is None and time.monotonic() >= process.began_s + self._pause_s(process):
                 self._start(process)
         return None
