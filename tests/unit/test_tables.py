@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from queuekeeper.cli.output import copied, pairs, print_parts, table
+from queuekeeper.cli.output import copied, fact_of, pairs, print_parts, table
 
 pytestmark = pytest.mark.unit
 
@@ -74,3 +74,18 @@ def test_table_without_rows_says_none_and_what_is_copied_stays_on_its_line() -> 
     assert lines(table("Runs", HEADS, []), copied(command), sentence, width=40) == [
         "", "Runs", "none", command, "A sentence that is longer than the ", "screen is wide is wrapped.",
     ]  # fmt: skip
+
+
+def test_time_in_milliseconds_is_shown_as_the_span_or_the_instant_that_its_name_says() -> None:
+    spans = (
+        "delay_ms",
+        "lease_ms",
+        "lease_left_ms",
+        "idle_expiry_ms",
+        "oldest_age_ms",
+        "time_limit_ms",
+        "retention_ms",
+    )
+    assert {fact_of(name, 4_000) for name in spans} == {"4.0 s"}
+    instants = ("published_ms", "next_expiry_ms", "due_ms", "verified_at_ms", "blocked_until_ms")
+    assert {fact_of(name, 4_000) for name in instants} == {"1970-01-01 00:00:04 UTC"}

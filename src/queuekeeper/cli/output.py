@@ -36,18 +36,20 @@ PIPE_WIDTH = 120
 SHOWN_CHARACTERS = 60
 """Most of a message's content that a table shows."""
 
-_DURATIONS = frozenset(
-    {
-        "dead_retention_ms",
-        "deduplication_ms",
-        "idle_expiry_ms",
-        "lease_left_ms",
-        "lock_timeout_ms",
-        "retention_ms",
-        "tombstone_ms",
-    }
+_SPANS = (
+    "_age",
+    "deduplication",
+    "delay",
+    "idle_expiry",
+    "_left",
+    "lease",
+    "_limit",
+    "retention",
+    "_timeout",
+    "tombstone",
+    "ttl",
 )
-"""Spans of time in milliseconds, and so is what ends with ``_age_ms``; all other ``_ms`` are instants."""
+"""Ends of the names of spans of time in milliseconds; all other ``_ms`` are instants."""
 _NAMES = frozenset(
     {"acked", "acked_up_to", "epoch", "id", "incarnation", "last_id", "new_acked", "old_acked", "sent", "sequence"}
     | {"dead_letter_id", "incident_id", "known_issue_id", "last_packet_id", "packet_id", "quarantine_id", "version"}
@@ -238,7 +240,7 @@ def fact_of(name: str, value: Any) -> Any:
         return instant(int(value.timestamp() * 1_000))
     if not isinstance(value, int) or isinstance(value, bool):
         return value
-    if name in _DURATIONS or name.endswith("_age_ms"):
+    if name.removesuffix("_ms").endswith(_SPANS):
         return duration(value)
     if name.endswith("_ms"):
         return instant(value)

@@ -36,6 +36,7 @@ from queuekeeper.events.service import Open
 from queuekeeper.operation import Operation
 from queuekeeper.service.handlers import reason_of
 from queuekeeper.service.steps import Begin, Ended, Stop, Wait
+from queuekeeper.wording import number_of
 
 T = TypeVar("T")
 
@@ -439,8 +440,8 @@ class Consumption:
             delivery, error = failure.delivery, failure.error
             retries_s = handler.rules.retries_s
             _log.warning(
-                "group %s: handler %r failed on %d events, attempt %d",
-                *(self.group_id, handler.name, len(delivery.events), delivery.attempt),
+                "group %s: handler %r failed on %s, attempt %d",
+                *(self.group_id, handler.name, number_of(len(delivery.events), "event"), delivery.attempt),
                 exc_info=error,
             )
             if handler.rules.is_final(delivery, error):
