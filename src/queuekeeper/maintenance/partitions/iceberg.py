@@ -20,7 +20,16 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    RESTError,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+    ValidationError,
+)
 from pyiceberg.expressions import AlwaysFalse, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -41,7 +50,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.config import Config
 
-from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.locks import session_lock
 from queuekeeper.maintenance.partitions.catalog import read_table
 from queuekeeper.maintenance.partitions.manifest import ROWS, Manifest
@@ -172,9 +181,40 @@ def catalog_of(connection: Connection, *, postgres_url: str, directory: Path | s
     """Yield the catalog; nothing where none is configured and the control database has none yet.
 
     :param directory: folder of archives; metadata come into its folder ``iceberg``.
+    :raises ServerUnavailable: when the catalog does not answer, or a file that it names cannot be read.
+    :raises RefusedError: when the catalog refuses.
     """
-    if Config().get_catalog_config(CATALOG) is not None:
-        yield load_catalog(CATALOG)
+    try:
+        with _opened(connection, postgres_url=postgres_url, directory=directory) as catalog:
+            yield catalog
+    except _away() as error:
+        raise ServerUnavailable(
+            f"the Iceberg catalog {CATALOG}, or a file that it names, cannot be reached: {_told(error)}; no archive "
+            "was changed: repeat it once the catalog answers"
+        ) from error
+    except RESTError as error:
+        raise RefusedError(f"the Iceberg catalog {CATALOG} refuses: {_told(error)}") from error
+
+
+def _away() -> tuple[type[Exception], ...]:
+    """Return what the clients of catalogs, and of the stores of their files, raise when nobody answers."""
+    from sqlalchemy.exc import InterfaceError, OperationalError
+
+    of_rest = (ServerError, ServiceUnavailableError, TooManyRequestsError, CommitStateUnknownException)
+    return (OSError, OperationalError, InterfaceError, *of_rest)
+
+
+def _told(error: Exception) -> str:
+    """Return an error's words on one line; SQLAlchemy's are around those of the server."""
+    return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+
+
+@contextmanager
+def _opened(connection: Connection, *, postgres_url: str, directory: Path | str) -> Iterator[Catalog | None]:
+    configured: Any = Config().get_catalog_config(CATALOG)
+    if configured is not None:
+        # Given, since pyiceberg would load what was configured when it was imported.
+        yield load_catalog(CATALOG, **configured)
         return
     found = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SCHEMA,)).fetchone()
     if found is None or not found[0]:
@@ -316,6 +356,7 @@ def register(
     :param dry_run: only say what would be registered.
     :raises UsageError: when there is no such table.
     :raises RefusedError: when a column's type cannot follow, or another process registers the same table.
+    :raises ServerUnavailable: when the catalog is away.
     :raises CheckFailed: when a file is not as long as its archive says.
     """
     if not dry_run and Config().get_catalog_config(CATALOG) is None:
