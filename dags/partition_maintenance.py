@@ -4,7 +4,7 @@ Each table with a policy is maintained by its own tasks, so a table that fails d
 are created first; then partitions that all consumers have read are retired; neither needs an approval. A person is
 asked before partitions are retired that a consumer has not read, and before partitions are dropped. While one run asks
 or archives, later runs only create and retire. A partition is dropped only after its archive was read again and
-compared with the table.
+compared with the table. Where a policy asks for it, archives are named in an Iceberg catalog.
 
 ### If it fails
 
@@ -13,6 +13,8 @@ compared with the table.
   partitions: solve this first, then clear the task with its downstream tasks.
 - **retirement.plan_retirement**, **retirement.retire**: the log says why. The next run plans again.
 - **retirement.plan_archive**, **retirement.archive**: nothing is dropped. Do what the log says, clear the task.
+- **retirement.register**: the log says why the Iceberg catalog does not name the archives. Nothing is lost, and nothing
+  waits for it; the next run registers what is missing.
 - **retirement.plan_override**, **retirement.override**, **retirement.plan_drop**, **retirement.verify**: the
   plan was rejected or not answered in time, the table has changed since the question, or an archive differs. Nothing
   was dropped. The next run plans again.
@@ -42,12 +44,13 @@ from queuekeeper.airflow.operators.partitions import (
     PlanArchiveOperator,
     PlanPartitionsOperator,
     PlanQuestionOperator,
+    RegisterArchivesOperator,
     ReportPartitionsOperator,
     VerifyArchivesOperator,
 )
 from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.jobs.common import Approval, DryRun, PostgresConnection, SparkConnection
-from queuekeeper.maintenance.partitions.wishes import PartitionWish
+from queuekeeper.maintenance.partitions.wishes import PartitionWish, RegisterWish
 
 POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=6)}
 NAMED: dict[str, Any] = {"map_index_template": "{{ task.planned['table'] }}"}
@@ -76,7 +79,7 @@ with DAG(
     # One run archives, one waits for an answer about drops, one for an answer about consumers. Other runs skip these
     # and end within minutes, so there is always a run that creates partitions.
     max_active_runs=6,
-    params=form(DryRun, PartitionWish, Approval, PostgresConnection, SparkConnection),
+    params=form(DryRun, PartitionWish, RegisterWish, Approval, PostgresConnection, SparkConnection),
     default_args={**default_args(), **connections("postgres")},
     tags=tags(Tag.MAINTENANCE, Tag.POSTGRES, Tag.SPARK),
 ):
@@ -108,7 +111,13 @@ with DAG(
             execution_timeout=timedelta(hours=12),
             map_index_template="{{ task.retired['table'] }}",
         )
-        planned >> retire >> to_archive >> archive
+        # Neither archive nor drop waits for a catalog: what one run has not registered, the next one does.
+        register = RegisterArchivesOperator(
+            task_id="register",
+            max_active_tis_per_dagrun=1,
+            **{**anyway, "execution_timeout": timedelta(minutes=30)},
+        )
+        planned >> retire >> to_archive >> archive >> register
 
         # A question does not delay a retirement: both kinds of questions come after it, independently.
         plan_override = PlanQuestionOperator(

@@ -115,6 +115,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
         ("dry_run", "yes"),
         ("override_consumers", 1),
         ("archive_directory", "relative"),
+        ("keep_snapshots_days", -1),
         ("approval_timeout_minutes", 0),
         ("postgres_conn_id", "a b"),
         ("spark_conn_id", ""),

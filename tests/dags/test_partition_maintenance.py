@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +24,8 @@ from airflow.utils.session import create_session
 from queuekeeper import audit, postgres
 from queuekeeper.airflow.operators.partitions import ApplyPartitionsOperator, ArchivePartitionsOperator
 from queuekeeper.clock import system_clock
+from queuekeeper.errors import RefusedError
+from queuekeeper.extras import name_missing_extras
 from queuekeeper.facts import plain
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions import apply
@@ -30,8 +33,10 @@ from queuekeeper.maintenance.partitions.model import Purpose, RetiredState
 from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.query import query
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import kind_name
+from tests.extras import hide
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -42,7 +47,7 @@ pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 QUESTION = kind_name(Purpose.DROP)
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
-ENDS = ("retirement.archive", "retirement.override", "retirement.drop")
+ENDS = ("retirement.register", "retirement.override", "retirement.drop")
 REJECTION = {"chosen_options": ["Reject"], "responded_by_user": None}
 
 
@@ -167,7 +172,7 @@ def report_of(home: Path) -> dict[str, Any]:
 
 
 def test_dry_run_ends_with_the_plans(world: World, tmp_path: Path) -> None:
-    world.table("visits")
+    world.table("visits", register_archives=True)
     before = world.partitions("visits")
     run = run_it(dry_run=True)
     assert run.state == "success"
@@ -236,6 +241,69 @@ def test_partitions_are_created_retired_archived_and_dropped_once_a_person_agree
     pages = list((tmp_path / "reports").glob("partitions-*.html"))
     assert len(pages) == 2
     assert any("In order" in page.read_text("utf-8") for page in pages)
+
+
+@pytest.mark.spark
+def test_archives_are_registered_where_the_policy_asks_and_a_catalog_that_is_away_fails_that_task_alone(
+    world: World, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.table("visits", register_archives=True)
+    monkeypatch.setattr(HITLOperator, "execute", lambda *_: ANSWER)
+    archives, text = tmp_path / "archives", "SELECT count(*) FROM visits"
+
+    def told() -> tuple[int, int]:
+        found = query(postgres_url=postgres_url, table="public.visits", text=text, directory=archives)
+        return found.rows[0][0], found.cold_rows
+
+    first = run_it()
+    assert first.state == "success"
+    assert done(first) == {"plan_retirement", "retire", "plan_archive", "archive", "register", "plan_drop"}
+    assert told() == (200, 80)
+
+    with monkeypatch.context() as away:
+        away.setenv("PYICEBERG_CATALOG__QUEUEKEEPER__URI", "http://127.0.0.1:1")
+        second = run_it()
+    assert second.state == "failed"
+    assert [task for task, found in states(second).items() if "failed" in found.values()] == ["retirement.register"]
+    words = "the Iceberg catalog queuekeeper, or a file that it names, cannot be reached"
+    assert words in "".join(capfd.readouterr())
+    assert done(second) == {"plan_retirement", "retire", "plan_drop", "approve_drop", "verify", "drop"}
+    assert [state for _, state in world.states()] == [RetiredState.DROPPED] * 2
+    assert told() == (200, 80)
+
+    # As if the catalog had been away since the archives were written.
+    world.connection.execute("DROP SCHEMA queuekeeper_iceberg CASCADE")
+    with pytest.raises(RefusedError, match=r"queuekeeper partitions register public\.visits"):
+        told()
+    third = run_it()
+    assert (third.state, done(third)) == ("success", {"plan_retirement", "retire", "register", "plan_drop"})
+    assert told() == (200, 80)
+
+
+def test_archives_are_not_registered_unasked_beside_another_run_or_without_the_extra(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.table("visits", quarantine_days=7)
+    monkeypatch.setattr(ArchivePartitionsOperator, "execute", lambda *_, **__: {"archives": []})
+    unasked = run_it()
+    assert (unasked.state, only(unasked, "retirement.register")) == ("success", {"skipped"})
+    assert "its policy does not ask for archives to be registered" in "".join(capfd.readouterr())
+
+    save_policy(world.connection, replace(load_policy(world.connection, "public.visits"), register_archives=True))
+    leave(unasked, "retirement.register", "up_for_retry")
+    assert only(run_it(), "retirement.register") == {"skipped"}
+    assert "another run registers: public.visits is left to a later run" in "".join(capfd.readouterr())
+
+    leave(unasked, "retirement.register", "skipped")
+    with monkeypatch.context() as without:
+        for name in [each for each in sys.modules if "iceberg" in each]:
+            without.delitem(sys.modules, name)
+        without.setattr(sys, "meta_path", [*sys.meta_path])
+        hide({"pyiceberg"})
+        name_missing_extras()
+        assert only(run_it(), "retirement.register") == {"failed"}
+    assert "pip install 'queuekeeper[iceberg]'" in "".join(capfd.readouterr())
+    assert world.connection.execute("SELECT to_regnamespace('queuekeeper_iceberg')").fetchone() == (None,)
 
 
 # By day: tests/integration/test_cli_partitions.py.
@@ -459,6 +527,7 @@ def test_it_is_wired_as_it_is_drawn(maintenance: DAG) -> None:
         "retirement.retire": {"retirement.plan_retirement"},
         "retirement.plan_archive": {"list_tables", "retirement.retire"},
         "retirement.archive": {"retirement.plan_archive"},
+        "retirement.register": {"list_tables", "retirement.archive"},
         "retirement.plan_override": {"list_tables", "retirement.retire"},
         "retirement.approve_override": {"retirement.plan_override"},
         "retirement.override": {"retirement.plan_override", "retirement.approve_override"},

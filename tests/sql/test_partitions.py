@@ -827,6 +827,11 @@ def test_quarantine_that_nobody_can_create_is_refused(name: str) -> None:
         replace(POLICY, quarantine_schema=name)
 
 
+def test_policy_that_registers_what_it_does_not_archive_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="register_archives is on and archive is off"):
+        replace(POLICY, archive=False, register_archives=True)
+
+
 # --- keys of other types ----------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ SELECT
     far_future,
     lowest_needed_sql,
     archive,
+    register_archives,
     quarantine_schema,
     quarantine_days,
     blocking_detach,

@@ -15,5 +15,6 @@ CREATE TABLE queuekeeper.partition_policies (
     deadline_s int NOT NULL,
     at_most int NOT NULL, -- partitions that one plan creates
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    register_archives boolean NOT NULL DEFAULT FALSE, -- in the Iceberg catalog, by maintenance
     CONSTRAINT partition_policies_pkey PRIMARY KEY (table_name)
 );

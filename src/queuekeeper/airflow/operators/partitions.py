@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import AnswerOperator, ApprovePlanOperator
@@ -18,7 +20,7 @@ from queuekeeper.airflow.operators.stores import DatabaseOperator
 from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.airflow.waits import ENDED, PausableOperator, count_tasks
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.facts import brief, plain
 from queuekeeper.jobs.pace import RunPaused
@@ -41,7 +43,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, retired_n
 from queuekeeper.maintenance.partitions.retired import load_retired, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
-from queuekeeper.maintenance.partitions.wishes import ArchiveWish, PartitionWish
+from queuekeeper.maintenance.partitions.wishes import ArchiveWish, PartitionWish, RegisterWish
 from queuekeeper.places import shared_place
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import size
@@ -330,12 +332,8 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the partitions to archive, and the folder."""
-        if self.directory:
-            name, directory = "archive_directory", shared_place(self.directory, name="archive_directory")
-        else:
-            name, directory = "QUEUEKEEPER_ARCHIVES_DIR", task_settings("archives_dir").archives
         # A folder that cannot be opened is refused before Spark starts.
-        archive_place(directory, name=name)
+        directory = _archives(self.directory)
         return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
 
     def get_openlineage_facets_on_start(self) -> Lineage:
@@ -352,6 +350,54 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
                 for each in archives
             ],
         )
+
+
+def _archives(named: str) -> Path | str:
+    """Return the folder of archives, or its URL: the one that is named, else that of the settings.
+
+    :raises UsageError: when it cannot be opened.
+    """
+    if named:
+        name, directory = "archive_directory", shared_place(named, name="archive_directory")
+    else:
+        name, directory = "QUEUEKEEPER_ARCHIVES_DIR", task_settings("archives_dir").archives
+    archive_place(directory, name=name)
+    return directory
+
+
+class RegisterArchivesOperator(PartitionOperator):
+    """Have the Iceberg catalog name the archives of one table, where its policy asks for that.
+
+    While another run registers, this task is skipped and a later run registers, since waiting would delay creation.
+    """
+
+    archive_directory = Ask(PartitionWish)
+    keep_snapshots_days = Ask(RegisterWish)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what was registered; a catalog that is away fails this task, and no other.
+
+        :raises ServerUnavailable: when the catalog is away, so that a retry may help.
+        """
+        with self.connect() as connection:
+            if not load_policy(connection, self.table).register_archives:
+                raise AirflowSkipException(f"{self.table}: its policy does not ask for archives to be registered")
+            self.end_dry_run()
+            if _others_at_work(context, "retirement.register"):
+                raise AirflowSkipException(f"another run registers: {self.table} is left to a later run")
+            # Imported here: its extra is for who registers.
+            from queuekeeper.maintenance.partitions.iceberg import register  # noqa: PLC0415
+
+            report = register(
+                connection,
+                postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+                table=self.table,
+                directory=_archives(self.read(PartitionWish).archive_directory),
+                now_ms=system_clock(),
+                kept_snapshots_ms=self.read(RegisterWish).keep_snapshots_days * DAY_MS,
+            )
+        self.log.info("%s: %s registered, %s removed", self.table, len(report.added), len(report.removed))
+        return brief(report)
 
 
 class VerifyArchivesOperator(AnsweredOperator):

@@ -76,6 +76,11 @@ class PartitionRules(Parameters):
         unset="no consumer is asked about",
     )
     archive: bool = parameter(True, title="Archive first", help="Drop only partitions that were archived and verified.")
+    register_archives: bool = parameter(
+        False,
+        title="Register archives",
+        help="Have partition_maintenance name archives in the Iceberg catalog. Its tasks then need the extra iceberg.",
+    )
     quarantine_schema: str = parameter(
         "queuekeeper_retired", title="Schema of the quarantine", help="Where retired partitions wait."
     )
@@ -120,6 +125,12 @@ class PartitionRules(Parameters):
             raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: name a schema")
         if self.quarantine_schema.startswith("pg_") or self.quarantine_schema == "information_schema":
             raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: that belongs to PostgreSQL")
+        return self
+
+    @model_validator(mode="after")
+    def _archives_are_registered(self) -> Self:
+        if self.register_archives and not self.archive:
+            raise InvalidPolicy("register_archives is on and archive is off: there would be no archive to register")
         return self
 
 

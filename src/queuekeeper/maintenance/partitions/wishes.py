@@ -44,6 +44,7 @@ class RegisterWish(Parameters):
         7,
         title="Keep snapshots",
         help="Days for which earlier states of the Iceberg table are kept. Archives are never removed with them.",
+        section=Section.RECORDS,
         least=0,
         most=36_500,
     )
