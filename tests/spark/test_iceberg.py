@@ -37,6 +37,7 @@ from queuekeeper.maintenance.partitions.restore import restore_partition
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.postgres import Connection
 from tests.addresses import url_of
+from tests.postgres_roles import new_role
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -85,9 +86,11 @@ class Table:
                     now_ms=system_clock(),
                 )
 
-    def register(self, *, now_ms: int | None = None, dry_run: bool = False) -> RegisterReport:
+    def register(
+        self, *, now_ms: int | None = None, dry_run: bool = False, by: Connection | None = None
+    ) -> RegisterReport:
         return register(
-            self.connection,
+            by or self.connection,
             postgres_url=url_of(self.connection),
             table=VISITS,
             directory=self.archives,
@@ -257,6 +260,20 @@ def test_rows_that_were_drained_from_a_default_partition_are_counted_where_they_
     table.archive()
     assert drained.partition_name not in table.register().added
     assert table.query("SELECT count(*), sum(n) FROM visits").rows == ((35, 6_180),)
+
+
+def test_role_that_may_make_no_schema_registers_once_the_catalog_is_there(table: Table) -> None:
+    table.retire()
+    table.archive()
+    with new_role(table.connection, "registrar") as role, postgres.connect(url_of(table.connection)) as registrar:
+        table.connection.execute(f"GRANT pg_read_all_data, pg_write_all_data TO {role}")
+        registrar.execute(f"SET ROLE {role}")
+        registrar.commit()
+        with pytest.raises(RefusedError, match="permission denied for database"):
+            table.register(by=registrar)
+        registrar.rollback()
+        table.register()
+        assert table.register(by=registrar).rows == 30
 
 
 def test_what_cannot_be_one_table_is_refused_and_nothing_is_registered_of_it(table: Table) -> None:

@@ -209,6 +209,11 @@ def _told(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
 
 
+def _has_schema(connection: Connection) -> bool:
+    found = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SCHEMA,)).fetchone()
+    return found is not None and bool(found[0])
+
+
 @contextmanager
 def _opened(connection: Connection, *, postgres_url: str, directory: Path | str) -> Iterator[Catalog | None]:
     configured: Any = Config().get_catalog_config(CATALOG)
@@ -216,8 +221,7 @@ def _opened(connection: Connection, *, postgres_url: str, directory: Path | str)
         # Given, since pyiceberg would load what was configured when it was imported.
         yield load_catalog(CATALOG, **configured)
         return
-    found = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SCHEMA,)).fetchone()
-    if found is None or not found[0]:
+    if not _has_schema(connection):
         yield None
         return
     from sqlalchemy import make_url
@@ -361,7 +365,9 @@ def register(
     """
     if not dry_run and Config().get_catalog_config(CATALOG) is None:
         with translated_errors(connection):
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            # IF NOT EXISTS asks for the right to create one, whether it is there or not.
+            if not _has_schema(connection):
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
     with (
         connect(postgres_url, autocommit=True) as locked,
         session_lock(locked, f"queuekeeper.register {table}") as is_held,
