@@ -76,8 +76,8 @@ with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
 CHART = """
 from queuekeeper.jobs import report
 from queuekeeper.report import charts
-bars = charts.chart_of([{"messages": 3}]).mark_bar().encode(x="messages:Q")
-print(charts.pictures(lambda width: bars.properties(width=width), label="Messages")[0][:4])
+bars = charts.marks([{"messages": 3}], "bar", encoding={"x": "messages:Q"})
+print(charts.pictures(lambda width: bars, label="Messages")[0][:4])
 """
 
 EXPECTATIONS = """
