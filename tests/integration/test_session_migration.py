@@ -272,7 +272,7 @@ def test_unknown_parameter_fails_the_first_task_before_spark_starts(world: World
 
 
 def test_form_refuses_a_value_beyond_its_limits(client: AirflowClient) -> None:
-    with pytest.raises(UsageError, match=r"Invalid input for param limit: 0 is less than the minimum of 1"):
+    with pytest.raises(UsageError, match="param limit: limit is 0: it must be an integer from 1 to 65,535"):
         client.trigger(DAG, conf={"limit": 0})
 
 
