@@ -173,17 +173,17 @@ def test_every_page_that_a_link_leads_to_after_the_demo_can_be_read_in_every_siz
 def _runs_are_those_of_the_day(airflow: AirflowServer) -> None:
     with airflow.client("viewer") as client:
         runs = client.call("GET", "/dags/~/dagRuns", query={"order_by": "run_after"})["dag_runs"]
-        started = sorted((run["dag_id"], run["state"]) for run in runs if run["run_type"] == "manual")
-        # What is critical fails the run that finds it.
-        assert [each for each in started if each[1] != "success"][-1:] == [("queue_quality", "failed")]
+        # A demo that was interrupted has left runs, too.
+        newest = {run["dag_id"]: run["state"] for run in runs if run["run_type"] == "manual"}
+        assert set(newest.values()) == {"success"}, newest
         *_, repair = [run for run in runs if run["dag_id"] == "session_repair"]
         *_, first, second = [run for run in runs if run["dag_id"] == "queue_quality"]
         judged = client.returned("queue_quality", first["dag_run_id"], "check")
-    # Who opens the run that has failed reads there that it is part of the demo.
+    # What is critical fails the run that finds it. Who opens it reads there that it is part of the demo.
     assert (first["state"], second["state"]) == ("failed", "success")
     assert first["note"].startswith("Fails on purpose: the demo has broken the queues defect-counter-behind (Q11) and ")
     assert "Q13 is left for you to mend" in second["note"]
-    assert ("partition_maintenance", "success") in started
+    assert newest["partition_maintenance"] == "success"
     found = next(finding for finding in judged["findings"] if finding["check"] == "Q11")
     # With the values of the link, and the dry run unticked.
     assert found["remedy_conf"]["quality_run_id"] == judged["quality_run_id"]
