@@ -120,6 +120,7 @@ WRONG = {
     "typed": "from queuekeeper import fanout\nfanout.handler(max_attemps=3)\n",
     "torn": "def bill(:\n",
     "lacking": "import lacked\n",
+    "away": 'raise ConnectionError("no route")\n',
 }
 
 
@@ -419,24 +420,34 @@ def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
+    ("code", "target", "words"),
     [
-        ("billing", "'billing' is not MODULE:NAME, such as billing:bill"),
-        ("biling:bill", "there is no module biling in "),
-        ("billing:bil", "module billing has no 'bil'"),
-        ("billing:NUMBER", "billing:NUMBER is an int: it must be a function"),
-        ("wrong:bill", "wrong cannot be imported: TypeError: App.__init__() missing 1 required keyword-only argument"),
-        ("wrong:bill", "'group_id' (wrong.py, line 2)"),
-        ("typed:bill", "typed cannot be imported: handler has no rule 'max_attemps': did you mean 'max_attempts'? (ty"),
-        ("torn:bill", "torn cannot be imported: SyntaxError: invalid syntax (torn.py, line 1)"),
-        ("lacking:bill", "cannot be imported: ModuleNotFoundError: No module named 'lacked' (lacking.py, line 1)"),
+        (2, "billing", "'billing' is not MODULE:NAME, such as billing:bill"),
+        (2, "biling:bill", "there is no module biling in "),
+        (2, "billing:bil", "module billing has no 'bil'"),
+        (2, "billing:NUMBER", "billing:NUMBER is an int: it must be a function"),
+        (
+            1,
+            "wrong:bill",
+            "wrong cannot be imported: TypeError: App.__init__() missing 1 required keyword-only argument",
+        ),
+        (1, "wrong:bill", "'group_id' (wrong.py, line 2)"),
+        (
+            2,
+            "typed:bill",
+            "typed cannot be imported: handler has no rule 'max_attemps': did you mean 'max_attempts'? (ty",
+        ),
+        (1, "torn:bill", "torn cannot be imported: SyntaxError: invalid syntax (torn.py, line 1)"),
+        (1, "lacking:bill", "cannot be imported: ModuleNotFoundError: No module named 'lacked' (lacking.py, line 1)"),
+        (1, "away:bill", "away cannot be imported: ConnectionError: no route (away.py, line 1)"),
     ],
 )
 def test_wrong_target_is_named_before_anything_starts(
-    started: Callable[..., subprocess.Popen[str]], target: str, words: str
+    started: Callable[..., subprocess.Popen[str]], code: int, target: str, words: str
 ) -> None:
     process = started("fanout", "work", target, "orders", "billing", "--processes", "2")
     _, errors = process.communicate(timeout=PATIENCE_S)
 
-    assert process.returncode == 2
+    # A worker that ends with 2 is not replaced, and what is away may come back.
+    assert process.returncode == code
     assert words in errors.replace("\n", " ")

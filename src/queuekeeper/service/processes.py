@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 def load(target: str) -> Any:
     """Return the function or app that ``MODULE:NAME`` names; modules in the current folder are found, too.
 
-    :raises UsageError: when there is no such module or name, it is neither a function nor an app, or the module raises
-        an error; names its line then.
+    :raises UsageError: when there is no such module or name, or it is neither a function nor an app.
+    :raises QueuekeeperError: when the module raises an error; names its line.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -64,17 +64,22 @@ def load(target: str) -> Any:
     return found
 
 
-def _broken(module_name: str, error: Exception) -> UsageError:
-    """Return the error of a module that cannot be imported, with the line of the current folder's file that raised."""
+def _broken(module_name: str, error: Exception) -> QueuekeeperError:
+    """Return the error of a module that cannot be imported, with the line of the current folder's file that raised.
+
+    It is a :class:`UsageError` only where that is what was raised: what a server's absence has raised may pass.
+    """
+    here, packages = Path.cwd(), Path(sys.prefix)
     text = str(error) if isinstance(error, QueuekeeperError) else f"{type(error).__name__}: {error}"
     lines = [
-        f" ({Path(frame.filename).relative_to(Path.cwd())}, line {frame.lineno})"
+        f" ({path.relative_to(here)}, line {frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(Path.cwd())
+        if (path := Path(frame.filename)).is_relative_to(here) and not path.is_relative_to(packages)
     ]
     # A syntax error names its line itself.
     where = "" if isinstance(error, SyntaxError) or not lines else lines[-1]
-    return UsageError(f"module {module_name} cannot be imported: {text}{where}")
+    kind = UsageError if isinstance(error, UsageError) else QueuekeeperError
+    return kind(f"module {module_name} cannot be imported: {text}{where}")
 
 
 def is_worker() -> bool:
