@@ -142,7 +142,18 @@ def test_no_form_has_a_parameter_of_its_own() -> None:
         if _is_call(node, "Param") and path.name != "forms.py"
     ]
 
+    forms = [
+        (path.name, ast.unparse(keyword.value))
+        for path, tree in _trees(ROOT / "dags")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "params"
+    ]
+
     assert own == []
+    assert len(forms) == len(list((ROOT / "dags").glob("*.py")))
+    assert [each for each in forms if not re.fullmatch(r"form\([\w, ]+\)", each[1])] == []
 
 
 def test_no_operator_writes_the_arguments_of_a_spark_job_by_hand() -> None:

@@ -37,6 +37,7 @@ from queuekeeper.maintenance.partitions.restore import restore_partition
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.postgres import Connection
 from tests.addresses import url_of
+from tests.conftest import nightly
 from tests.postgres_roles import new_role
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -119,17 +120,21 @@ class Table:
         )
 
 
-@pytest.fixture(params=["a disk", "an object store"])
+DISK, OBJECT_STORE = "a disk", "an object store"
+
+
+@pytest.fixture(params=[DISK, *nightly(OBJECT_STORE)])
 def table(
     request: pytest.FixtureRequest, clone: Callable[[str], str], spark: SparkSession, tmp_path: Path
 ) -> Iterator[Table]:
     archives: Path | str = tmp_path
-    if request.param == "an object store":
+    if request.param == OBJECT_STORE:
         archives = f"s3://{request.getfixturevalue('shared_bucket')}/archives"
     with postgres.connect(clone("template0"), autocommit=True) as connection:
         yield Table(connection, spark, archives)
 
 
+@pytest.mark.parametrize("table", [DISK, OBJECT_STORE], indirect=True)
 def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_as_one(table: Table) -> None:
     table.retire()
     everything = "SELECT count(*), sum(n) FROM visits"

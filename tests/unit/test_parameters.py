@@ -107,6 +107,14 @@ def test_check_without_its_rule_in_words_is_no_declaration() -> None:
         parameter("", title="Keys", help="Which keys.", check=_refuse_tabs)
 
 
+def test_field_without_a_declaration_is_named_to_whoever_writes_the_job() -> None:
+    class Undeclared(Parameters):
+        batch_size: int = 100
+
+    with pytest.raises(TypeError, match=r"^Undeclared\.batch_size has no declaration: write `batch_size: ... = param"):
+        describe(Undeclared)
+
+
 @pytest.mark.parametrize(("texts", "words"), WRONG)
 def test_library_texts_and_arguments_refuse_in_the_same_words(texts: dict[str, str], words: str) -> None:
     argv = [f"--{name.replace('_', '-')}={text}" for name, text in texts.items()]

@@ -418,11 +418,16 @@ class Parameters(BaseModel):
 
 @cache
 def describe(model: type[Parameters]) -> dict[str, Described]:
-    """Return the parameters of a model by name, in their order."""
+    """Return the parameters of a model by name, in their order.
+
+    :raises TypeError: when a field is written without a declaration.
+    """
     hints = get_type_hints(model)
     found = {}
     for name, field in model.model_fields.items():
         extra: Any = field.json_schema_extra
+        if not extra:
+            raise TypeError(f"{model.__name__}.{name} has no declaration: write `{name}: ... = parameter(...)`")
         found[name] = described(name, hints[name], default=field.default, said=extra["declaration"])
     return found
 
