@@ -28,6 +28,14 @@ BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul
     const drawn = each.matches("svg, canvas") || each.querySelector("svg, canvas, input, select, textarea, button");
     return width < 1 || height < 1 || (!drawn && !each.textContent.trim());
   }).map((each) => each.outerHTML.slice(0, 200))"""
+# A heading promises something: what is seen next of the same parent is neither its end nor a heading of no lower rank.
+ALONE = """() => [...document.querySelectorAll("section > :is(h2, h3, h4)")]
+  .filter((each) => each.checkVisibility() && !each.closest(".sr"))
+  .filter((each) => {
+    let next = each.nextElementSibling;
+    while (next && !next.checkVisibility()) next = next.nextElementSibling;
+    return !next || (/^H[2-6]$/.test(next.tagName) && next.tagName <= each.tagName);
+  }).map((each) => each.outerHTML.slice(0, 200))"""
 # Tables scroll sideways, and figures have room: in them no hash, number, address or instant goes on in another line.
 BROKEN = """() => {
   const lines = (each) => {
@@ -79,6 +87,7 @@ def faults_of(page: Page, *, alert: str, width: int, is_dark: bool) -> Iterator[
         yield f"axe, {fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
     yield from (f"contrast: {contrast}" for contrast in page.evaluate(CONTRASTS))
     yield from (f"blank: {blank}" for blank in page.evaluate(BLANK))
+    yield from (f"heading of nothing: {heading}" for heading in page.evaluate(ALONE))
     yield from (f"broken: {broken}" for broken in page.evaluate(BROKEN))
     yield from (f"mark outside: {item}" for item in page.evaluate(OUTSIDE))
     yield from (f"one as many: {found}" for found in MANY.findall(page.evaluate(TOLD)))

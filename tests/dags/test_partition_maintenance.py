@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -248,10 +249,10 @@ def test_archives_are_registered_where_the_policy_asks_and_a_catalog_that_is_awa
 ) -> None:
     world.table("visits", register_archives=True)
     monkeypatch.setattr(HITLOperator, "execute", lambda *_: ANSWER)
-    archives, text = tmp_path / "archives", "SELECT count(*) FROM visits"
+    archives, counted = tmp_path / "archives", "SELECT count(*) FROM visits"
 
     def told() -> tuple[int, int]:
-        found = query(postgres_url=postgres_url, table="public.visits", text=text, directory=archives)
+        found = query(postgres_url=postgres_url, table="public.visits", text=counted, directory=archives)
         return found.rows[0][0], found.cold_rows
 
     with monkeypatch.context() as away:
@@ -263,6 +264,8 @@ def test_archives_are_registered_where_the_policy_asks_and_a_catalog_that_is_awa
     assert words in "".join(capfd.readouterr())
     assert done(first) == {"plan_retirement", "retire", "plan_archive", "archive", "plan_drop"}
     assert told() == (200, 0)
+    (page,) = (tmp_path / "reports").glob("partitions-*.html")
+    assert "archives were not registered in the Iceberg catalog" in page.read_text("utf-8")
 
     second = run_it()
     assert second.state == "success"
@@ -270,6 +273,11 @@ def test_archives_are_registered_where_the_policy_asks_and_a_catalog_that_is_awa
     assert done(second) == {"plan_retirement", "retire", "register"} | dropped
     assert [state for _, state in world.states()] == [RetiredState.DROPPED] * 2
     assert told() == (200, 80)
+    (page,) = set((tmp_path / "reports").glob("partitions-*.html")) - {page}
+    text = page.read_text("utf-8")
+    assert "In order" in text
+    assert "Iceberg catalog" in text
+    assert re.search(r'public\.visits</th><td class="text"><code>[^<]+</code></td><td>80</td><td>2</td>', text)
 
 
 def test_archives_are_not_registered_unasked_beside_another_run_or_without_the_extra(

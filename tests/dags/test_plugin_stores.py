@@ -728,7 +728,7 @@ def test_quality_draws_what_expires_of_each_store_and_what_is_held_meanwhile(emp
     assert 'aria-label="24,000 messages expire over time"' in drawn
     assert 'aria-label="24.0 MiB expire over time"' in drawn
     assert "Solid, with <code>expired_reference_cleanup</code>" in drawn
-    assert "Nothing that was read expires within the default life." in drawn  # of PostgreSQL
+    assert "Nothing that was read expires within the default expiry." in drawn  # of PostgreSQL
 
 
 def test_audit_is_searched_verified_and_exported(servers: World) -> None:

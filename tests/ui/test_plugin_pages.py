@@ -31,7 +31,20 @@ from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.browser import CONTRASTS
 from tests.conftest import nightly
-from tests.page_looks import BLANK, BROKEN, LEFTOVERS, LOOKS, MANY, OUTSIDE, STILL, TOLD, faults_of, seen, watched
+from tests.page_looks import (
+    ALONE,
+    BLANK,
+    BROKEN,
+    LEFTOVERS,
+    LOOKS,
+    MANY,
+    OUTSIDE,
+    STILL,
+    TOLD,
+    faults_of,
+    seen,
+    watched,
+)
 from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
 from tests.patience import PATIENCE_S
 from tests.pictures import OF_DOCUMENTS, PICTURE_PX, PICTURES, png_size
@@ -295,6 +308,10 @@ def test_walk_finds_what_is_blank_and_what_a_template_has_left_over(contexts: Ca
     page = contexts().new_page()
     page.set_content("<main><p>all is well</p><section></section><ul hidden></ul><figure><svg width=9 height=9></svg>")
     assert page.evaluate(BLANK) == ["<section></section>"]
+    page.set_content(
+        "<section><h2>Held</h2><h2>Archives</h2><h3>of May</h3><p>two</p><h3>of June</h3><p hidden>none</p></section>"
+    )
+    assert page.evaluate(ALONE) == ["<h2>Held</h2>", "<h3>of June</h3>"]
     for text in ("rate undefined/s", "None left", "| a | b |\n| --- | --- |", "{{ count }}", "NaN %", "a <b>word</b>"):
         assert LEFTOVERS.search(text), text
     assert not LEFTOVERS.search("nonexistent | a–b < c, 5 % of none")

@@ -49,7 +49,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
     limit = f" of {size(sum(limits))}" if limits and all(limits) else ", no limit set"
     as_of = datetime.fromtimestamp(plan.as_of_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     throttle = parameters.throttle_messages_per_s
-    life = humanize.precisedelta(parameters.default_ttl_s)
+    default_expiry = f"{humanize.precisedelta(parameters.default_ttl_s)} after their own time if the publisher set none"
     rows = [
         ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
         ("From and to", f"{OWNER_WORDS[parameters.source_owner]} to {OWNER_WORDS[parameters.target_owner]}"),
@@ -58,7 +58,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
         ("Clients with messages", f"{number(told['clients'])}, longest queue {number(told['longest_queue'])}"),
         ("Messages", f"{number(told['messages'])}, payloads {size(told['payload_bytes'])}"),
         ("**To copy**", f"**{number(told['to_copy'])}**"),
-        ("Expired", f"{number(told['expired'])} (not copied; the lifetime is {life} if the publisher set none)"),
+        ("Expired", f"{number(told['expired'])} (not copied; {default_expiry})"),
         ("Trimmed", f"{number(told['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
         ("Quarantined", f"{number(told['quarantined'])} ({_put_aside(parameters)})"),
         ("Redis memory", f"{size(told['forecast_bytes'])} forecast, {size(used)} in use{limit}"),

@@ -301,7 +301,7 @@ _ALL = (
         advice="Ask the publisher; a broker with a smaller limit cannot send such a message."),
     Check(id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
         computation="Each reference names a payload that is there; worse when dead ones fill a queue to nine tenths, "
-        "because the next trim then removes live messages. A packed session keeps no message whose life is over.",
+        "because the next trim then removes live messages. A packed session keeps no expired message.",
         cost=_PAGE, remedy=CLEANUP, milder_remedy=CLEANUP, advice="Remove the dead references."),
     Check(id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
         computation="Each payload key is a member of its client's set, looked up twice so that a write in between is "
@@ -324,11 +324,11 @@ _ALL = (
         cost=_PAGE, remedy=TTL, advice="Set the expiry again from each message's own time.",
         senseless={Layout.PACKED: "each record says when it ends, or cannot be read, which is Q17"}),
     Check(id="Q14", title="TTL against expiry", stores=_REDIS, priority=Priority.P1,
-        computation="No payload key outlives the message's own expiry, counted from its time, or the default life.",
+        computation="No payload key outlives the message's own expiry, counted from its time, or the default expiry.",
         cost=_CONTENTS, remedy=TTL,
-        advice="Shorten the lives: expired commands must not reach a device."),
+        advice="Make the expiry earlier: expired commands must not reach a device."),
     Check(id="Q15", title="Expired rows", stores=_POSTGRES, priority=Priority.P2,
-        computation="No row is still there after time plus the smaller of expiry and default life.",
+        computation="No row is still there after time plus the smaller of expiry and default expiry.",
         cost=_ROWS, advice="See that the broker's clean-up runs: it removes them once a night."),
     Check(id="Q16", title="Quality of service", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Each message's quality of service is 0, 1 or 2; 0 need not have been stored.",
@@ -433,7 +433,7 @@ _ALL = (
         advice="Repair and replay the rows, `queuekeeper migrate quarantine` lists them, or decide to give them up."),
     Check(id="Q38", title="Session state", stores=_REDIS, priority=Priority.P0, milder=Priority.P1,
         computation="What a packed session's state says holds for its messages: first and last serial, what is in use, "
-        "counts, sizes and ends of lives. A message outside of these serials is never delivered, or overwritten.",
+        "counts, sizes and expiries. A message outside of these serials is never delivered, or overwritten.",
         cost="none beside the profile", remedy=_repair("repair_state"), milder_remedy=_repair("repair_state"),
         advice="Have the state worked out again; look who else writes to these keys.",
         senseless={Layout.TBMQ: "its sessions have no such state"}),

@@ -46,9 +46,9 @@ def default_ttl_s() -> Any:
     """Declare how long a message without an expiry lives."""
     return seconds(
         StoreRules.default_ttl_s,
-        title="Default life",
-        help="Seconds for which a message lives when its publisher set no expiry, from the message's own time. Set it "
-        "to what TBMQ has in persisted-messages.ttl.",
+        title="Default expiry",
+        help="Seconds from a message's own time to its expiry when its publisher set none. Set it to what TBMQ has in "
+        "persisted-messages.ttl.",
         section=Section.RULES,
         examples=[86_400, StoreRules.default_ttl_s, 2_592_000],
     )

@@ -458,11 +458,13 @@ class ReportPartitionsOperator(PartitionOperator):
                 plans[purpose] = plan_of(planned)
             if told := left(applying, OUTCOME):
                 applied[purpose] = report_of(told)
-        problem, stands = "", None
+        problem, stands, is_unregistered = "", None, False
+        registered = left("retirement.register")
         try:
             policy = load_policy(connection, table)
             form_values = {"postgres_conn_id": self.postgres_conn_id}
             stands = coverage(connection, policy=policy, now_ms=system_clock()).with_forms(form_values, forms_url())
+            is_unregistered = policy.register_archives and not registered and not self.only_plans
         except QueuekeeperError as error:
             problem = str(error)
         return TableReport(
@@ -471,6 +473,8 @@ class ReportPartitionsOperator(PartitionOperator):
             plans=plans,
             applied=applied,
             archives=tuple((left("retirement.archive") or {}).get("archives", ())),
+            registered=registered,
+            is_unregistered=is_unregistered,
             problem=problem,
         )
 

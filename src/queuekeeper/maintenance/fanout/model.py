@@ -24,13 +24,13 @@ MAX_QUEUES = 10_000
 
 _NAMES = {
     "overdue_leases": "Leases that had run out",
-    "expired_messages": "Messages whose life was over",
+    "expired_messages": "Expired messages",
     "expired_dead": "Dead letters past their retention",
     "expired_references": "Ids that waited for expired messages",
     "missing_payload": "References without payload",
     "unreferenced_payload": "Payloads without reference",
     "wrong_count": "Reference counts that had drifted",
-    "wrong_expiry": "Lives without an end, or the other way round",
+    "wrong_expiry": "Messages that should expire and do not, or the other way round",
     "lost_lease": "Leases that nobody could end",
     "doubled": "Messages that a consumer had twice",
     "left_notes": "Notes on messages that are gone",

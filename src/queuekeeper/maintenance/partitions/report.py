@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from queuekeeper.facts import plain
-from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan
+from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, HeldPartition, PartitionPlan
 from queuekeeper.report.files import ReportKind
 from queuekeeper.report.page import RunReport
 
@@ -28,6 +28,9 @@ _VERDICTS = {
 }
 
 
+UNREGISTERED = "archives were not registered in the Iceberg catalog: the log of the task retirement.register says why"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableReport:
     """One table.
@@ -36,6 +39,8 @@ class TableReport:
     :param plans: plans by purpose.
     :param applied: reports of the plans that were applied, by purpose.
     :param archives: archives that were written or compared.
+    :param registered: what the registration of archives came to; none when it was not asked for, or not done.
+    :param is_unregistered: whether the policy asks for a registration that this run did not do.
     :param problem: why the table could not be read; empty when it could.
     """
 
@@ -44,17 +49,20 @@ class TableReport:
     plans: Mapping[str, PartitionPlan]
     applied: Mapping[str, ApplyReport]
     archives: tuple[Mapping[str, Any], ...] = ()
+    registered: Mapping[str, Any] | None = None
+    is_unregistered: bool = False
     problem: str = ""
 
     @property
     def unfinished(self) -> tuple[str, ...]:
         """Steps that were planned and not done, in words."""
-        return tuple(
+        steps = tuple(
             f"{report.purpose.value}: {each.kind.value} {each.partition} is {each.state.value}: {each.words}"
             for report in self.applied.values()
             for each in report.outcomes
             if each.words
         )
+        return (*steps, UNREGISTERED) if self.is_unregistered else steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +83,16 @@ class PartitionsReport(RunReport):
         if any(each.unfinished or (each.coverage and each.coverage.findings) for each in self.tables):
             return Verdict.ATTENTION
         return Verdict.IN_ORDER
+
+    @property
+    def held(self) -> list[tuple[str, str, tuple[HeldPartition, ...]]]:
+        """Table, purpose of the plan, and the partitions that the plan leaves although their retention is over."""
+        return [
+            (table.table, purpose, plan.held)
+            for table in self.tables
+            for purpose, plan in table.plans.items()
+            if plan.held
+        ]
 
     @property
     def trouble(self) -> str:

@@ -35,13 +35,13 @@ PURPOSES = {
         undo="There is none: a counter moved back would give out packet ids of waiting messages again.",
     ),
     "repair_state": Purpose(
-        "Work the state of packed sessions out again from their messages. First and last serial, counts, sizes, ends "
-        "of lives and packet ids in use are those of the messages that are there; what they do not tell stays.",
+        "Work the state of packed sessions out again from their messages. First and last serial, counts, sizes, "
+        "expiries and packet ids in use are those of the messages that are there; what they do not tell stays.",
         undo="There is none: with the old state, messages would be lost.",
     ),
     "repair_ttl": Purpose(
-        "Let messages expire when their own time and expiry, or the default life, say so. Only those without an "
-        "expiry or with a later one are changed: no life is made longer.",
+        "Let messages expire when their own time and expiry, or the default expiry, say so. Only those without an "
+        "expiry or with a later one are changed: no expiry is made later.",
         undo="Messages that still exist get their old expiry back.",
     ),
     "reorder_from_source": Purpose(

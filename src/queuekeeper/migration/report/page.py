@@ -18,7 +18,7 @@ FATES = ("copied", "expired", "trimmed", "superseded", "quarantined", "unaccount
 
 FATE_MEANINGS = {
     "copied": "in Redis, equal in every respect",
-    "expired": "life was over; not copied",
+    "expired": "expired before the plan; not copied",
     "trimmed": "live, but beyond the limit per session",
     "superseded": "the session was used in Redis since; left alone",
     "quarantined": "cannot be copied as they are; kept in quarantine",

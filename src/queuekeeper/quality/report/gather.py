@@ -330,7 +330,7 @@ def timeline(profile: Profile, *, hours: Sequence[ExpiryHour], dead: int) -> Exp
     """Sum up what expires over time, and what is still stored at each point, with and without cleanup.
 
     Redis frees an expired payload and keeps its reference; PostgreSQL frees nothing. A cleanup removes dead references
-    and gives messages without expiry the default lifetime.
+    and gives messages without expiry the default one.
 
     :param dead: number of references without payload that the profile found.
     """
