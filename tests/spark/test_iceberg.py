@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from queuekeeper import postgres, schema_migrations
 from queuekeeper.cli.partitions import app
 from queuekeeper.clock import DAY_MS, system_clock
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.locks import session_lock
 from queuekeeper.maintenance.partitions import query as query_module
 from queuekeeper.maintenance.partitions.apply import apply_plan
@@ -199,6 +199,24 @@ def test_rows_that_another_engine_has_written_anew_are_neither_registered_twice_
     for act in (table.register, lambda: table.query("SELECT 1")):
         with pytest.raises(RefusedError, match=r"visits_2 of public\.visits is in its table again, and another engine"):
             act()
+
+
+@pytest.mark.parametrize("table", [DISK], indirect=True)
+def test_restore_whose_file_is_away_says_so_and_is_done_once_it_is_back(table: Table, tmp_path: Path) -> None:
+    table.retire()
+    table.archive()
+    table.register()
+    table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+    record = next(each for each in retired_partitions(table.connection) if each.partition_name == "visits_2")
+    assert record.archive is not None
+    folder, elsewhere = Path(record.archive["path"]), tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    with pytest.raises(
+        ServerUnavailable, match=r"a file that it names, cannot be reached: .*no archive was changed"
+    ):
+        table.restore(record.retired_id)
+    elsewhere.rename(folder)
+    assert table.restore(record.retired_id) == 10
 
 
 def test_rows_that_move_while_a_query_is_prepared_are_counted_once(

@@ -135,6 +135,7 @@ def rows_of_catalog(
     Others may have rewritten these. A load compares the rows with those that were archived.
 
     :raises RefusedError: when the partition has no archive, or the catalog no such table.
+    :raises ServerUnavailable: when the catalog does not answer, and of the rows, when a file cannot be read.
     """
     if not record.archive:
         raise RefusedError(f"retired partition {record.retired_id} ({record.partition_name}) has no archive")
@@ -147,7 +148,8 @@ def rows_of_catalog(
     iceberg_table, within = found, _within(connection, record)
 
     def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
-        yield from iceberg_table.scan(row_filter=within, selected_fields=tuple(names)).to_arrow_batch_reader()
+        with _reached():
+            yield from iceberg_table.scan(row_filter=within, selected_fields=tuple(names)).to_arrow_batch_reader()
 
     return RowSource(
         place=f"catalog {CATALOG}, table {record.table}", manifest=manifest, check=lambda: None, batches=batches
@@ -184,9 +186,14 @@ def catalog_of(connection: Connection, *, postgres_url: str, directory: Path | s
     :raises ServerUnavailable: when the catalog does not answer, or a file that it names cannot be read.
     :raises RefusedError: when the catalog refuses.
     """
+    with _reached(), _opened(connection, postgres_url=postgres_url, directory=directory) as catalog:
+        yield catalog
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
     try:
-        with _opened(connection, postgres_url=postgres_url, directory=directory) as catalog:
-            yield catalog
+        yield
     except _away() as error:
         raise ServerUnavailable(
             f"the Iceberg catalog {CATALOG}, or a file that it names, cannot be reached: {_told(error)}; no archive "
