@@ -207,6 +207,8 @@ def processor_s(*call: str, **servers: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+# By day: the tests around it, which name the libraries that no command loads without need of them.
+@pytest.mark.nightly
 def test_commands_start_in_the_time_that_their_libraries_take(recorded: str, valkey_url: str) -> None:
     servers = {"QUEUEKEEPER_POSTGRES_URL": recorded, "QUEUEKEEPER_REDIS_URL": valkey_url}
     libraries = "import psycopg, pydantic_settings, redis, rich.console, typer"

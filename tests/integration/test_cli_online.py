@@ -85,6 +85,8 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     assert world.states() == {"planned"}
 
 
+# By day: the two tests around it, and tests/conformance/test_online_migration.py for the layout.
+@pytest.mark.nightly
 def test_into_packed_sessions_and_back_by_command(world: OnlineWorld, tmp_path: Path) -> None:
     plan_id = MIGRATE.as_json("plan", "--mode", "online", "--layout", "packed", "--cohort-count", "2")["plan_id"]
     assert moved("arm", plan_id)["clients"] == len(CLIENTS)

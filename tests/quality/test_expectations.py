@@ -135,6 +135,8 @@ def test_a_rule_finds_the_queues_that_break_it_beyond_what_is_tolerated(profiled
             assert {example["client_hash"] for example in result.examples} == {hash_of(each) for each in wanted}, asked
 
 
+# By day: tests/integration/test_cli_quality.py has Spark judge a profile's Parquet by the same suite.
+@pytest.mark.nightly
 def test_spark_finds_in_parquet_what_is_found_in_postgres(profiled: str, spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame([tuple(each[name] for name in COLUMNS) for each in QUEUES], COLUMN_KINDS)
     frame.coalesce(1).write.parquet(str(tmp_path / "profile"))

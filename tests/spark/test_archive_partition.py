@@ -37,6 +37,7 @@ from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.places import names
 from queuekeeper.postgres import Connection
 from tests.addresses import url_of
+from tests.conftest import nightly
 from tests.object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -90,7 +91,7 @@ def connection(clone: Callable[[str], str]) -> Iterator[Connection]:
         yield connected
 
 
-@pytest.fixture(params=["a disk", "a file URL", "an object store"])
+@pytest.fixture(params=["a disk", "an object store", *nightly("a file URL")])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     """A folder of archives, by each of the names that it may have."""
     if request.param == "an object store":

@@ -211,9 +211,7 @@ def test_restore_whose_file_is_away_says_so_and_is_done_once_it_is_back(table: T
     assert record.archive is not None
     folder, elsewhere = Path(record.archive["path"]), tmp_path / "elsewhere"
     folder.rename(elsewhere)
-    with pytest.raises(
-        ServerUnavailable, match=r"a file that it names, cannot be reached: .*no archive was changed"
-    ):
+    with pytest.raises(ServerUnavailable, match=r"a file that it names, cannot be reached: .*no archive was changed"):
         table.restore(record.retired_id)
     elsewhere.rename(folder)
     assert table.restore(record.retired_id) == 10

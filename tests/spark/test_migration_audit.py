@@ -146,7 +146,7 @@ def test_audit_leaves_nothing_in_the_database(finished: Finished) -> None:
     assert finished.world.connection.execute(state).fetchone() == before
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", [Layout.PACKED, *nightly(Layout.TBMQ)])
 def test_sessions_in_use_are_superseded_and_lives_that_end_meanwhile_are_expired(
     make_world: Callable[..., World], healthy_template: str, layout: Layout
 ) -> None:

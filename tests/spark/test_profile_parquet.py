@@ -1,6 +1,7 @@
 """A profile's Parquet in an object store is judged there, and replaced as a whole.
 
-Spark does not compile here by day: the judge asks it a hundred small questions.
+By day: tests/integration/test_cli_quality.py judges a folder, and tests/spark/test_archive_partition.py writes Parquet
+to an object store and reads it there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.profile.stores import profile_redis
 from tests.object_store import ObjectStore
 from tests.spark.world import World
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,6 @@ def _judged(world: World, place: str) -> list[tuple[object, ...]]:
     return [(each.check_id, each.passed, each.broken, each.observed) for each in report.results]
 
 
-# By day: the test below, and tests/quality/test_expectations.py, which judges a folder.
-@pytest.mark.nightly
 def test_parquet_in_an_object_store_is_judged_as_in_a_folder(world: World, shared_bucket: str, tmp_path: Path) -> None:
     places = (f"s3://{shared_bucket}/profiles", str(tmp_path))
     for place in places:

@@ -387,6 +387,8 @@ def test_executors_reach_the_driver_at_the_address_that_is_set(
         assert driver.address() == address
 
 
+# By day: test_an_executor_that_cannot_run_the_jobs_is_refused_in_words.
+@pytest.mark.nightly
 def test_an_executor_without_the_package_is_refused_within_a_minute_where_it_is_sent_an_archive_too(
     master: str, worker: None, tmp_path: Path
 ) -> None:

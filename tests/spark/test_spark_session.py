@@ -27,11 +27,10 @@ session.stop()
 @pytest.mark.parametrize(
     ("cores", "submitted", "tasks", "partitions"),
     [
-        (2, "", (2, 19, 2), (2, 19, 2)),
-        (12, "", (12, 19, 12), (12, 19, 12)),
-        (2, "--conf spark.sql.shuffle.partitions=3 ", (2, 19, 2), (3, 3, 3)),
+        pytest.param(2, "", (2, 19, 2), (2, 19, 2), id="few cores"),
+        pytest.param(12, "", (12, 19, 12), (12, 19, 12), id="many cores", marks=pytest.mark.nightly),
+        pytest.param(*(2, "--conf spark.sql.shuffle.partitions=3 ", (2, 19, 2), (3, 3, 3)), id="as the user says"),
     ],
-    ids=["few cores", "many cores", "as the user says"],
 )
 def test_a_step_and_its_shuffles_follow_rows_and_cores_unless_the_user_says_otherwise(
     cores: int, submitted: str, tasks: tuple[int, ...], partitions: tuple[int, ...]
