@@ -153,6 +153,10 @@ class ServerUnavailable(RefusedError):
     """A server cannot be reached or refuses our credentials."""
 
 
+class StoodStill(ServerUnavailable):
+    """The server ended a transaction in which the caller stood still for longer than others may wait."""
+
+
 class NotAllowed(RefusedError):
     """The user of a Redis lacks a right."""
 

@@ -38,15 +38,17 @@ from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MoveReport, Outcome
+from queuekeeper.migration.online.sides import PostgresSide, RedisSide
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import Stores
 from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter
-from queuekeeper.sessions.snapshot import differences
+from queuekeeper.sessions.snapshot import SessionSnapshot, differences
 from tests.access_users import forget_refusals, url_of_user
 from tests.conformance.online_worlds import (
     DEFAULT_TTL_S,
@@ -390,6 +392,59 @@ def test_every_change_in_redis_reaches_postgresql_and_a_repeated_mirror_changes_
     assert few.rows() == rows
     assert few.sql("SELECT xmin, ctid FROM device_publish_msg ORDER BY ctid") == tuples
     check_mirrored(few)
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_mirror_whose_process_stands_still_writes_on_with_another_connection(
+    few: OnlineWorld, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        change_everything(router)
+    read, stood_still = RedisSide.read, 0
+
+    async def late(side: RedisSide, client_id: str, **options: Any) -> SessionSnapshot:
+        nonlocal stood_still
+        if client_id == C and options and stood_still < times:
+            stood_still += 1
+            # The loop stands still, and all movers with it: so is a machine that has no processor for it.
+            time.sleep(3)
+        return await read(side, client_id, **options)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(RedisSide, "read", late)
+        slow.setattr("queuekeeper.migration.online.mover.LEASE_MS", 2_000)
+        done = driver.mirror()
+    if times == 1:
+        assert (done.written, done.refused) == (4, 0)
+    else:
+        assert (done.written, done.refused) == (3, 1)
+        assert "ended a transaction that stood still for 2,000 ms" in done.reason
+        assert mirrored(driver) == 1
+    check_mirrored(few)
+
+
+def test_process_that_stands_still_at_one_client_gives_the_others_back_and_that_one_by_the_next_try(
+    few: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = few.to_redis()
+    apply = PostgresSide.apply
+
+    async def late(side: PostgresSide, owned: Ownership, *given: Any, **options: Any) -> Any:
+        if owned.client_id == C:
+            time.sleep(3)
+        return await apply(side, owned, *given, **options)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(PostgresSide, "apply", late)
+        slow.setattr("queuekeeper.migration.online.mover.LEASE_MS", 2_000)
+        done = few.driver(count=1).roll_back()
+    assert done.outcomes == {"moved": len(STRANGE) - 1, "refused": 1}
+    assert "ended a transaction that stood still for 2,000 ms" in dict(done.examples)[C]
+    assert few.owner(C).owner == "redis"
+
+    assert until_none_is_late(driver.roll_back).left == {}
+    assert few.all_owners() == {"postgres"}
 
 
 @in_both_layouts

@@ -63,6 +63,7 @@ EXIT_CODES = {
     "StaleDriver": 4,
     "StaleEpoch": 1,
     "StalePlan": 3,
+    "StoodStill": 4,
     "StoreFull": 1,
     "UnknownConsumer": 2,
     "UnknownLayout": 4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from queuekeeper.errors import (
     ServerUnavailable,
     StaleDriver,
     StaleEpoch,
+    StoodStill,
     StoreFull,
 )
 from queuekeeper.jobs.pace import RunPaused
@@ -133,6 +134,9 @@ class Crew:
         waiting = self._clients(online, cohorts, owner)
         last = _one_by_one(waiting)
 
+        opened = AsyncExitStack()
+        clock = self.clock or servers_clock(look, client)
+
         async def one(mover: SessionMover) -> None:
             nonlocal checked_s
             while (client_id := await last()) is not None:
@@ -147,6 +151,9 @@ class Crew:
                         # Checked before anything of the client is changed.
                         check_served(session_keys(client_id))
                     count(tally, await work(mover, client_id))
+                except StoodStill as error:
+                    tally.refused(client_id, error)
+                    mover = await self._another(opened, clock=clock)
                 except (ServerUnavailable, StaleDriver, StoreFull, NotAllowed):
                     raise
                 except ScatteredClient as error:
@@ -163,9 +170,9 @@ class Crew:
                 narrator.at(tally.clients)
 
         try:
-            clock = self.clock or servers_clock(look, client)
-            async with movers(**self._options(), clock=clock) as opened:
-                await _side_by_side(one(mover) for mover in opened)
+            async with opened:
+                crew = await opened.enter_async_context(movers(**self._options(), clock=clock))
+                await _side_by_side(one(mover) for mover in crew)
             check_servers(look, client, self.plan.plan_id, numbers, self.driver)
             if pauses:
                 raise pauses[0]
@@ -207,14 +214,21 @@ class Crew:
         asyncio.run(self._mirror(client_ids, tally))
 
     async def _mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
-        waiting = iter(client_ids)
+        opened = AsyncExitStack()
+        late: list[str] = []
 
-        async def work(mover: SessionMover) -> None:
-            for client_id in waiting:
+        async def work(mover: SessionMover, clients: Iterator[str], *, is_alone: bool = False) -> None:
+            for client_id in clients:
                 try:
                     was_written = await mover.mirror(client_id)
                 except (NotOwner, StaleEpoch):
                     continue  # the client's owner or driver has changed since: the next pass looks again
+                except StoodStill as error:
+                    if is_alone:
+                        tally.refused(client_id, error)
+                    else:
+                        late.append(client_id)
+                    mover = await self._another(opened)
                 except (ServerUnavailable, NotAllowed):
                     raise
                 except QueuekeeperError as error:
@@ -222,8 +236,18 @@ class Crew:
                 else:
                     tally.written += was_written
 
-        async with movers(**self._options()) as opened:
-            await _side_by_side(work(mover) for mover in opened)
+        async with opened:
+            crew = await opened.enter_async_context(movers(**self._options()))
+            waiting = iter(client_ids)
+            await _side_by_side(work(mover, waiting) for mover in crew)
+            if late:
+                # Movers share a processor: what was too long beside others may not be so alone.
+                await work(await self._another(opened), iter(late), is_alone=True)
+
+    async def _another(self, opened: AsyncExitStack, **more: Any) -> SessionMover:
+        """Open a mover in place of one whose connection is lost."""
+        (mover,) = await opened.enter_async_context(movers(**self._options() | {"count": 1} | more))
+        return mover
 
 
 def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Load:

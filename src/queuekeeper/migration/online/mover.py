@@ -17,12 +17,12 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
+from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, StoodStill, UnreadableRecord
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
 from queuekeeper.migration.online.sides import PostgresSide, RedisSide, Side, epoch_of
-from queuekeeper.postgres import AsyncConnection, connect_async, translated_errors
+from queuekeeper.postgres import AsyncConnection, address, connect_async, translated_errors
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.sessions.model import Owner, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
@@ -403,13 +403,25 @@ class SessionMover:
         The lease may be shorter than that: when the owner changes too late, everything is rolled back.
 
         :param limit_ms: milliseconds that it may stand still; none for the longest lease.
+        :raises StoodStill: when the server has ended it; the connection is lost then.
         """
-        with translated_errors(self._connection):
-            async with self._connection.transaction():
-                await self._connection.execute(
-                    statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": limit_ms or LEASE_MS}
-                )
-                yield
+        lease_ms = limit_ms or LEASE_MS
+        begun = time.monotonic()
+        try:
+            with translated_errors(self._connection):
+                async with self._connection.transaction():
+                    await self._connection.execute(
+                        statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": lease_ms}
+                    )
+                    yield
+        except (postgres_errors.Error, QueuekeeperError) as error:
+            # The server's own words for it do not always arrive. Where it is down, a new connection says so.
+            if not self._connection.closed or 1_000 * (time.monotonic() - begun) < lease_ms:
+                raise
+            raise StoodStill(
+                f"PostgreSQL at {address(self._connection)} ended a transaction that stood still for {lease_ms:,} ms, "
+                "since others wait for it: this machine is too busy, or the queue too long for it; try again"
+            ) from error
 
     async def _owner(self, client_id: str) -> Ownership:
         owned = (await self._owners.look_up([client_id])).get(client_id)
