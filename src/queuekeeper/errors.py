@@ -16,6 +16,7 @@
     │   └── UnknownTable
     ├── RefusedError                 4   the world does not allow it: a pre-flight check, a missing privilege
     │   ├── ServerUnavailable
+    │   │   └── StoodStill
     │   ├── NotAllowed
     │   ├── SchemaMismatch
     │   ├── NotOwner
