@@ -382,6 +382,9 @@ class OnlineWorld:
         """
         number = self.online.take(self.plan_id, cohorts) if driver is None else driver
 
+        async def another() -> SessionMover:
+            raise AssertionError("one mover was asked for")
+
         async def run() -> T:
             async with (
                 await redis_async.connect(self.redis_url) as caller,
@@ -396,6 +399,7 @@ class OnlineWorld:
                         store=store(caller, self._prefix, self.rules, layout=self.layout), layout=self.layout
                     ),
                     driver=number,
+                    another=another,
                     lease_ms=lease_ms,
                 )
                 return await work(mover)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,9 +134,6 @@ class Crew:
         waiting = self._clients(online, cohorts, owner)
         last = _one_by_one(waiting)
 
-        opened = AsyncExitStack()
-        clock = self.clock or servers_clock(look, client)
-
         async def one(mover: SessionMover) -> None:
             nonlocal checked_s
             while (client_id := await last()) is not None:
@@ -153,7 +150,7 @@ class Crew:
                     count(tally, await work(mover, client_id))
                 except StoodStill as error:
                     tally.refused(client_id, error)
-                    mover = await self._another(opened, clock=clock)
+                    mover = await mover.another()
                 except (ServerUnavailable, StaleDriver, StoreFull, NotAllowed):
                     raise
                 except ScatteredClient as error:
@@ -170,9 +167,9 @@ class Crew:
                 narrator.at(tally.clients)
 
         try:
-            async with opened:
-                crew = await opened.enter_async_context(movers(**self._options(), clock=clock))
-                await _side_by_side(one(mover) for mover in crew)
+            clock = self.clock or servers_clock(look, client)
+            async with movers(**self._options(), clock=clock) as opened:
+                await _side_by_side(one(mover) for mover in opened)
             check_servers(look, client, self.plan.plan_id, numbers, self.driver)
             if pauses:
                 raise pauses[0]
@@ -214,7 +211,7 @@ class Crew:
         asyncio.run(self._mirror(client_ids, tally))
 
     async def _mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
-        opened = AsyncExitStack()
+        waiting = iter(client_ids)
         late: list[str] = []
 
         async def work(mover: SessionMover, clients: Iterator[str], *, is_alone: bool = False) -> None:
@@ -228,7 +225,7 @@ class Crew:
                         tally.refused(client_id, error)
                     else:
                         late.append(client_id)
-                    mover = await self._another(opened)
+                    mover = await mover.another()
                 except (ServerUnavailable, NotAllowed):
                     raise
                 except QueuekeeperError as error:
@@ -236,18 +233,11 @@ class Crew:
                 else:
                     tally.written += was_written
 
-        async with opened:
-            crew = await opened.enter_async_context(movers(**self._options()))
-            waiting = iter(client_ids)
-            await _side_by_side(work(mover, waiting) for mover in crew)
+        async with movers(**self._options()) as opened:
+            await _side_by_side(work(mover, waiting) for mover in opened)
             if late:
                 # Movers share a processor: what was too long beside others may not be so alone.
-                await work(await self._another(opened), iter(late), is_alone=True)
-
-    async def _another(self, opened: AsyncExitStack, **more: Any) -> SessionMover:
-        """Open a mover in place of one whose connection is lost."""
-        (mover,) = await opened.enter_async_context(movers(**self._options() | {"count": 1} | more))
-        return mover
+                await work(await opened[0].another(), iter(late), is_alone=True)
 
 
 def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Load:

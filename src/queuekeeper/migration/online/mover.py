@@ -51,6 +51,7 @@ class SessionMover:
     :param driver: number that :meth:`OnlineCohorts.take` returned.
     :param lease_ms: longest time that a client is fenced, in milliseconds.
     :param clock: clock that tells whether a message has expired when two stores are compared.
+    :ivar another: opens a mover in place of this one, for when the connection is lost.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class SessionMover:
         source: Side,
         target: RedisSide,
         driver: int,
+        another: Callable[[], Awaitable[SessionMover]],
         lease_ms: int = LEASE_MS,
         clock: Clock = system_clock,
     ) -> None:
+        self.another = another
         self._connection = connection
         self._owners = AsyncOwnerStore(connection)
         self._source = source
@@ -485,18 +488,18 @@ async def movers(
     async with AsyncExitStack() as opened:
         caller = await opened.enter_async_context(await redis_async.connect(redis_url))
         target = _in_redis(caller, plan, plan.parameters.layout)
-        found: list[SessionMover] = []
-        for _ in range(count):
+
+        async def another() -> SessionMover:
             connection = await connect_async(postgres_url, autocommit=True)
             opened.push_async_callback(connection.close)
-            found.append(
-                SessionMover(
-                    connection=connection,
-                    source=source_of(connection, caller, plan),
-                    target=target,
-                    driver=driver,
-                    lease_ms=lease_ms,
-                    clock=clock,
-                )
+            return SessionMover(
+                connection=connection,
+                source=source_of(connection, caller, plan),
+                target=target,
+                driver=driver,
+                lease_ms=lease_ms,
+                clock=clock,
+                another=another,
             )
-        yield found
+
+        yield [await another() for _ in range(count)]
