@@ -204,20 +204,41 @@ def test_dry_run_ends_with_the_plans(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_partitions_are_created_retired_archived_and_dropped_once_a_person_agrees(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_partitions_are_archived_registered_where_the_policy_asks_and_dropped_once_a_person_agrees(
+    world: World, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world.table("visits")
+    """A catalog that is away fails the task that registers, and no other one."""
+    world.table("visits", register_archives=True)
+    archives, counted = tmp_path / "archives", "SELECT count(*) FROM visits"
     asked: list[str] = []
+    pages: set[Path] = set()
 
     def answer(operator: HITLOperator, context: Any) -> Mapping[str, Any]:
         asked.append(operator.subject)
         assert "DROP TABLE" in (operator.body or "")
         return ANSWER
 
+    def run_without_catalog() -> Any:
+        with monkeypatch.context() as away:
+            away.setenv("PYICEBERG_CATALOG__QUEUEKEEPER__URI", "http://127.0.0.1:1")
+            run = run_it()
+        assert run.state == "failed"
+        assert [task for task, found in states(run).items() if "failed" in found.values()] == ["retirement.register"]
+        words = "the Iceberg catalog queuekeeper, or a file that it names, cannot be reached"
+        assert words in "".join(capfd.readouterr())
+        return run
+
+    def told() -> tuple[int, int]:
+        found = query(postgres_url=postgres_url, table="public.visits", text=counted, directory=archives)
+        return found.rows[0][0], found.cold_rows
+
+    def page() -> str:
+        (added,) = set((tmp_path / "reports").glob("partitions-*.html")) - pages
+        pages.add(added)
+        return added.read_text("utf-8")
+
     monkeypatch.setattr(HITLOperator, "execute", answer)
-    first = run_it()
-    assert first.state == "success"
+    first = run_without_catalog()
     assert done(first) == {"plan_retirement", "retire", "plan_archive", "archive", "plan_drop"}
     # Nothing is dropped yet, and no consumer is passed: nobody is asked.
     assert asked == []
@@ -226,11 +247,14 @@ def test_partitions_are_created_retired_archived_and_dropped_once_a_person_agree
     retired = retired_partitions(world.connection)
     assert [each.state for each in retired] == [RetiredState.QUARANTINED] * 2
     assert [each.archive["content"]["rows"] for each in retired if each.archive] == [20, 60]
+    assert told() == (200, 0)
+    assert "archives were not registered in the Iceberg catalog" in page()
 
     second = run_it()
     assert second.state == "success"
     # Nothing is left to archive, so no slot of Spark is waited for.
-    assert done(second) == {"plan_retirement", "retire", "plan_drop", "approve_drop", "verify", "drop"}
+    dropped = {"plan_drop", "approve_drop", "verify", "drop"}
+    assert done(second) == {"plan_retirement", "retire", "register"} | dropped
     assert asked == ["public.visits: drop 2 partitions for good (32.0 KiB)?"]
     assert [state for _, state in world.states()] == [RetiredState.DROPPED] * 2
     run_id = world.runs.latest_id(QUESTION)
@@ -238,46 +262,20 @@ def test_partitions_are_created_retired_archived_and_dropped_once_a_person_agree
     stored = world.runs.load(run_id)
     assert (stored.state, stored.approved_by) == (RunState.DONE, "ada")
     assert "row 1" not in json.dumps(stored.plan)
-    pages = list((tmp_path / "reports").glob("partitions-*.html"))
-    assert len(pages) == 2
-    assert any("In order" in page.read_text("utf-8") for page in pages)
-
-
-@pytest.mark.spark
-def test_archives_are_registered_where_the_policy_asks_and_a_catalog_that_is_away_fails_that_task_alone(
-    world: World, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    world.table("visits", register_archives=True)
-    monkeypatch.setattr(HITLOperator, "execute", lambda *_: ANSWER)
-    archives, counted = tmp_path / "archives", "SELECT count(*) FROM visits"
-
-    def told() -> tuple[int, int]:
-        found = query(postgres_url=postgres_url, table="public.visits", text=counted, directory=archives)
-        return found.rows[0][0], found.cold_rows
-
-    with monkeypatch.context() as away:
-        away.setenv("PYICEBERG_CATALOG__QUEUEKEEPER__URI", "http://127.0.0.1:1")
-        first = run_it()
-    assert first.state == "failed"
-    assert [task for task, found in states(first).items() if "failed" in found.values()] == ["retirement.register"]
-    words = "the Iceberg catalog queuekeeper, or a file that it names, cannot be reached"
-    assert words in "".join(capfd.readouterr())
-    assert done(first) == {"plan_retirement", "retire", "plan_archive", "archive", "plan_drop"}
-    assert told() == (200, 0)
-    (page,) = (tmp_path / "reports").glob("partitions-*.html")
-    assert "archives were not registered in the Iceberg catalog" in page.read_text("utf-8")
-
-    second = run_it()
-    assert second.state == "success"
-    dropped = {"plan_drop", "approve_drop", "verify", "drop"}
-    assert done(second) == {"plan_retirement", "retire", "register"} | dropped
-    assert [state for _, state in world.states()] == [RetiredState.DROPPED] * 2
     assert told() == (200, 80)
-    (page,) = set((tmp_path / "reports").glob("partitions-*.html")) - {page}
-    text = page.read_text("utf-8")
+    text = page()
     assert "In order" in text
     assert "Iceberg catalog" in text
     assert re.search(r'public\.visits</th><td class="text"><code>[^<]+</code></td><td>80</td><td>2</td>', text)
+
+    # One more is archived; then the catalog is away while it is dropped.
+    world.grow_old("visits")
+    assert run_it().state == "success"
+    assert told() == (200, 140)
+    away = run_without_catalog()
+    assert dropped <= done(away)
+    assert [state for _, state in world.states()] == [RetiredState.DROPPED] * 3
+    assert told() == (200, 140)
 
 
 def test_archives_are_not_registered_unasked_beside_another_run_or_without_the_extra(
