@@ -144,6 +144,8 @@ def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[
     assert balance.failures == {}, "a call failed, though nothing did"
 
 
+# By day: test_traces.py, with the steps of a fan-out queue.
+@pytest.mark.nightly
 def test_wrong_step_is_found_in_a_trace(world: Callable[[int], OnlineWorld]) -> None:
     online = patient(world(5))
     with online.loaded():

@@ -380,9 +380,7 @@ GUIDES: dict[str, Supposed | None] = {
     "runbooks/session_rollback.md#afterwards": armed,
 }
 """What each guide supposes on running servers; a guide with none starts them itself."""
-BY_DAY = (
-    "first-queues.md", "first-tables.md", "cleanup.md", "compacted.md", "fanout.md", "partitions.md", "repair.md",
-)  # fmt: skip
+BY_DAY = ("first-queues.md", "first-tables.md", "cleanup.md", "compacted.md", "fanout.md")
 RUNBOOKS: dict[str, Supposed] = {
     "runbooks/compacted_queue_gc.md": collected,
     "runbooks/event_upkeep.md": polled_broker,

@@ -30,7 +30,6 @@ from queuekeeper.migration.spark.masters import check_master, refuse_loopback, r
 from queuekeeper.migration.spark.session import build_session, our_errors
 from tests.chaos.support import until
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.conftest import nightly
 from tests.spark.hosts import (
     WITHOUT_NAMESPACES,
     Network,
@@ -290,6 +289,8 @@ def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network, tm
     )
 
 
+# By day: the first test, of an executor that is not granted, and the one of an executor that does not answer.
+@pytest.mark.nightly
 def test_an_executor_that_is_granted_and_does_not_come_is_reported_with_its_worker_and_state(
     hosts: Network, tmp_path: Path
 ) -> None:
@@ -374,8 +375,10 @@ def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(
     assert driver.told[-1].startswith(f"spark: waiting for the first answer of an executor of Spark at {master}: ")
 
 
-# From here on the session that tests share is over, and has given the one core back.
-@pytest.mark.parametrize("how", ["SPARK_LOCAL_IP", *nightly("spark.driver.host")])
+# From here on the session that tests share is over, and has given the one core back. By day: the test of a driver whose
+# address has not been set, in test_spark_cluster.py.
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["SPARK_LOCAL_IP", "spark.driver.host"])
 def test_executors_reach_the_driver_at_the_address_that_is_set(
     hosts: Network, master: str, worker: None, tmp_path: Path, how: str
 ) -> None:
