@@ -12,8 +12,9 @@ ARGV
     [2]  said_ms         0 to return only what would be done; or the last number of such a reply, to do it
     [3]  all_dead        1: count as if the set, which holds only dead references, were empty; for dry runs
 Returns
-    {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory of each key, 0 if it
-                            does not exist or has an expiry; the instant for which the reply holds
+    {"expires", expires_at_ms, last_packet_id, session, before_ms, as_of_ms}  instant that is set; the memory of each
+                            key, 0 if it does not exist or has an expiry; the expiry that the last packet id has before,
+                            -1 for none; the instant for which the reply holds
     {"kept"}                a message waits, or every key has an expiry; nothing was written
     {"held"}                the session must last for ever, is imported or moved, belongs to the other store or has
                             a mirror there
@@ -39,12 +40,13 @@ end
 if all_dead == '0' and redis.call('EXISTS', messages_key) == 1 then
     return { 'kept' }
 end
-local going = {}
+local going, before_ms = {}, -1
 for _, key in ipairs({ last_packet_id_key, session_key }) do
     local until_ms = redis.call('PEXPIRETIME', key)
     -- The expiry that an import sets does not count.
     if until_ms == -1 or until_ms == tonumber(KEPT_MS) then
         going[#going + 1] = key
+        before_ms = math.max(before_ms, until_ms)
     end
 end
 if #going == 0 then
@@ -82,4 +84,4 @@ for _, key in ipairs(going) do
         redis.call('PEXPIREAT', key, string.format('%d', expires_at_ms))
     end
 end
-return { 'expires', expires_at_ms, bytes[last_packet_id_key], bytes[session_key], now }
+return { 'expires', expires_at_ms, bytes[last_packet_id_key], bytes[session_key], before_ms, now }

@@ -225,6 +225,18 @@ def test_save_into_an_idle_packed_session_prolongs_it(valkey: World) -> None:
     assert queue.client.pttl(queue.key) > 7 * DAY_MS
 
 
+def test_save_into_a_packed_session_whose_cleanup_was_undone_gives_it_an_expiry(valkey: World) -> None:
+    queue = imported(valkey, "idle", lives_ms=(-1,))
+    run_id, _ = valkey.clean(idle_days=30)
+    assert valkey.take_back(run_id).expiries == 1
+    assert queue.client.ttl(queue.key) == -1
+    message = NewMessage(topic="t", payload=b"p", qos=1, time_ms=now_ms(), expiry_interval_s=3_600)
+    RedisSessionStore(valkey.client, layout=Layout.PACKED).save_messages(
+        [SessionSave(client_id="idle", messages=(message,))]
+    )
+    assert 7 * DAY_MS < queue.client.pttl(queue.key) <= 8 * DAY_MS
+
+
 def test_packed_session_that_belongs_to_somebody_else_is_held(world: World) -> None:
     queue = imported(world, "meter-7", lives_ms=(-1, HOUR_MS))
     queue.client.hset(queue.key, "owner", "postgres")
@@ -368,6 +380,18 @@ def test_idle_session_that_was_imported_gets_an_expiry_and_can_be_undone(world: 
     assert session.import_session([], last_packet_id=7) == {"word": "unchanged", "written": 0, "expired": 0}
     assert session.drop_import() == {"removed": 0, "remaining": 0}
     assert world.contents() == {}
+
+
+def test_import_without_messages_is_as_unused_as_before_when_a_cleanup_of_it_is_undone(world: World) -> None:
+    session = Session(client=world.client)
+    session.import_session([], last_packet_id=7)
+    before = world.contents()
+    run_id, _ = world.clean(idle_days=30)
+    assert world.take_back(run_id, dry_run=True).expiries == 2
+    assert world.take_back(run_id).expiries == 2
+    assert world.contents() == before
+    assert session.import_session([], last_packet_id=7) == {"word": "unchanged", "written": 0, "expired": 0}
+    assert session.drop_import() == {"removed": 0, "remaining": 0}
 
 
 def test_last_packet_id_stays_while_a_message_waits(world: World) -> None:

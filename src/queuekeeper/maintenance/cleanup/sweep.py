@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ LIST_COST = 200
 """Cost of a full page of references."""
 
 RECORD_COST = 10
+_NO_BEFORE: Mapping[bytes, int] = {}
 WORST_QUEUES = 10
 CROWDED_SHARE = 0.9
 """Share of the limit from which dead references may push live messages out of a queue."""
@@ -437,7 +438,9 @@ class Sweep:
         counts.wrong_type_keys += sum(reply.word == "foreign" for reply in found.values())
         going = {stem: reply for stem, reply in found.items() if reply.word == "expires"}
         announced = dict(pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply))
-        self._note(announced.items())
+        # An import marks a last packet id by an expiry, which shows that nobody has used it; an undo gives that back.
+        before = {stem + b"_last_packet_id": int(reply.before_ms) for stem, reply in going.items()}
+        self._note(announced.items(), before)
         asked = list(going)
         replies, error = self._call_until_error([call(stem, going[stem].as_of_ms) for stem in asked], counts)
         going = {
@@ -447,7 +450,8 @@ class Sweep:
         }
         # The script has judged sessions again that were used in between.
         done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
-        self._note((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms)
+        before = {stem + b"_last_packet_id": int(reply.before_ms) for stem, reply in going.items()}
+        self._note(((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms), before)
         for stem, reply in going.items():
             sizes = _idle_sizes(reply)
             met = {kind: size for kind, size in sizes.items() if kind in sessions[stem] or not self._writer.counts_only}
@@ -458,13 +462,18 @@ class Sweep:
         if error is not None:
             raise error
 
-    def _note(self, expiries: Iterable[tuple[bytes, int]]) -> None:
-        """Note expiries; keys of one session stand in one line, since they share a slot."""
-        lines: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
+    def _note(self, expiries: Iterable[tuple[bytes, int]], before: Mapping[bytes, int] = _NO_BEFORE) -> None:
+        """Note expiries; keys of one session stand in one line, since they share a slot.
+
+        :param before: expiries that keys have had; -1, or nothing, for none.
+        """
+        lines: dict[bytes, list[tuple[str | int, ...]]] = defaultdict(list)
         for key, expires_at_ms in expiries:
             found = split_session_key(key, prefix=self._prefix)
             assert found is not None  # the stem was made of a key
-            lines[found[0]].append((name_of(key), expires_at_ms))
+            before_ms = before.get(key, -1)
+            had = () if before_ms < 0 else (before_ms,)
+            lines[found[0]].append((name_of(key), expires_at_ms, *had))
         if lines:
             self._writer.note(
                 {"expiries": page} for each in lines.values() for page in self._world.batches(each, REFERENCES_PER_CALL)

@@ -16,9 +16,11 @@ from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters, UndoR
 REFERENCES_PER_CALL = 1_000
 """References of a set, or expiries of keys, in one call and in one line of an undo file."""
 
+_NEVER = -1
+
 
 def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequence[Path]) -> UndoReport:
-    """Put dead references back and remove expiries again. Removed messages do not come back.
+    """Put dead references back and give keys their old expiries, mostly none. Removed messages do not come back.
 
     Three things are left as they are, and counted: a reference that exists again, since it belongs to a newer message;
     an expiry that somebody has changed since; a key that another program has given another type.
@@ -58,11 +60,13 @@ def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequenc
                     if restored < 0:
                         wrong_type_keys.add(messages)
             else:
-                fresh = [(raw_of(name), str(at_ms)) for name, at_ms in line["expiries"]]
-                fresh = [(key, at_ms) for key, at_ms in fresh if is_new(key, at_ms.encode())]
+                # Nearly no key had an expiry before, and where it had none, none is noted.
+                fresh = [(raw_of(name), at_ms, *(had or (_NEVER,))) for name, at_ms, *had in line["expiries"]]
+                fresh = [each for each in fresh if is_new(each[0], str(each[1]).encode())]
                 noted += len(fresh)
                 for some in world.batches(fresh, REFERENCES_PER_CALL):
-                    keys, instants = zip(*some, strict=True)
+                    keys = [key for key, _, _ in some]
+                    instants: list[lua.Value] = [at_ms for _, *both in some for at_ms in both]
                     expiries += ask(scripts.maintenance.persist_keys(keys=keys, instants_ms=instants))
     return UndoReport(
         maintenance_run_id=run_id,
