@@ -26,6 +26,8 @@ _KINDS = {1: "PUBLISH", 2: "PUBREL"}
 _QOS, _RETAIN, _HAS_INTERVAL = 3, 4, 8
 _PACKET_IDS = 65_535
 _SESSION_FIELDS = (b"plan", b"import", b"used")
+_ZERO = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""A zero character in JSON: an even number of backslashes before it are escaped themselves."""
 
 
 class Found(NamedTuple):
@@ -184,7 +186,7 @@ def _facts(fields: dict[str, Any]) -> str | None:
     if isinstance(correlation := fields.get("correlationData"), str):
         fields["correlationData"] = _digest(correlation).hex()
     text = orjson.dumps(fields).decode()
-    return None if "\\u0000" in text else text
+    return None if _ZERO.search(text) else text
 
 
 def _text(name: bytes) -> str | None:
