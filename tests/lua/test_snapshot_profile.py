@@ -152,6 +152,36 @@ def test_two_files_with_keys_of_one_slot_are_refused(single: RedisClient) -> Non
         read(0, 1, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (b'"\\ud800"', False), (b'"\\uDFFF"', False), (b'"\\ud83d\\u0041"', False), (b'"\\ud83dx"', False),
+        (b'"\\ud83d\\ude00"', True), (b'"\\\\ud800"', True), (b'"\\\\\\ud800"', False),
+        (b'"\0"', False), (b'"\\u0000"', True), (b'"\xff"', True),
+    ],
+)  # fmt: skip
+def test_text_that_the_server_cannot_read_cannot_be_read_in_the_snapshot(
+    single: Any, text: bytes, is_read: bool
+) -> None:
+    queue = Queue(client=single, client_id="tbmq")
+    queue.fill(1)
+    [key] = [name for name in single.keys("*") if b"_messages_" in name]
+    single.set(key, single.get(key).replace(b"{", b'{"contentType": ' + text + b", ", 1), keepttl=True)
+    packed = PackedQueue(client=single, client_id="packed")
+    packed.fill(1)
+    [serial] = [name for name in single.hkeys(packed.key) if name.isdigit()]
+    record = single.hget(packed.key, serial)
+    size, (topic_bytes,) = int.from_bytes(record[11:15], "big"), struct.unpack_from(">H", record, 24)
+    at = 15 + 11 + topic_bytes + (4 if record[23] & 8 else 0)
+    rest = b'{"contentType": ' + text + b"}"
+    changed = record[:11] + (at - 15 + len(rest)).to_bytes(4, "big") + record[15:at] + rest + record[15 + size :]
+    single.hset(packed.key, serial, changed)
+
+    rows = assert_same(single, CONTENTS, clients=2)
+
+    assert {row["client_id"]: row["unreadable"] for row in rows} == {"tbmq": not is_read, "packed": not is_read}
+
+
 # --- generated ---------------------------------------------------------------------------------------------------
 
 

@@ -217,13 +217,27 @@ _NULL = object()
 _JSON = json.JSONDecoder(strict=False, parse_int=float)
 """Reads numbers as Lua has them."""
 
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?P<half>u[dD][89a-fA-F])|.)", re.DOTALL)
+"""An escape in JSON; of a surrogate pair, both."""
+
+
+def _value(text: bytes) -> Any:
+    """Return what JSON says, as the server reads it: up to a zero byte, and without half a surrogate pair.
+
+    :raises ValueError: when it is no JSON to the server.
+    """
+    text = text.partition(b"\0")[0]
+    if b"\\u" in text and any(escape["half"] for escape in _ESCAPE.finditer(text)):
+        raise ValueError("half a surrogate pair")
+    return _JSON.decode(text.decode(errors="surrogateescape"))
+
 
 def _decoded(text: bytes) -> Any:
     """Return the object that JSON says; nothing when it says something else.
 
     :raises ValueError: when it is no JSON.
     """
-    found = _JSON.decode(text.decode(errors="surrogateescape"))
+    found = _value(text)
     if not isinstance(found, dict):
         return None
     if None in found.values():
@@ -332,6 +346,6 @@ def _content(record: bytes) -> tuple[int, int, float, int | None, bytes, bytes] 
 
 def _is_table(text: bytes) -> bool:
     try:
-        return isinstance(_JSON.decode(text.decode(errors="surrogateescape")), dict | list)
+        return isinstance(_value(text), dict | list)
     except (ValueError, RecursionError):
         return False
