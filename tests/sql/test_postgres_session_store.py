@@ -144,6 +144,31 @@ def test_failure_of_one_session_leaves_the_others_saved(store: Watched, database
     assert not store.inspect("client-33").exists
 
 
+def test_save_after_a_failed_one_of_its_session_is_not_stored_before_it(store: Watched, database: Connection) -> None:
+    database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no room'; END $$"
+    )
+    database.execute(
+        "CREATE TRIGGER refuse BEFORE INSERT ON device_publish_msg FOR EACH ROW"
+        " WHEN (NEW.payload = 'first') EXECUTE FUNCTION refuse()"
+    )
+    saves = [
+        SessionSave(client_id=name, messages=(message(payload),))
+        for name, payload in (("a", b"first"), ("b", b"x"), ("a", b"second"), ("b", b"y"), ("a", b"third"))
+    ]
+
+    first, _, second, _, third = reports = store.save_messages(saves)
+
+    assert str(first.error).endswith("refuses: no room")
+    assert first == second == third
+    assert [report.packet_ids for report in reports if not report.error] == [(1,), (2,)]
+    assert not store.inspect("a").exists
+    database.execute("DROP TRIGGER refuse ON device_publish_msg")
+    repeated = store.save_messages([each for each, report in zip(saves, reports, strict=True) if report.error])
+    assert [report.packet_ids for report in repeated] == [(1,), (2,), (3,)]
+    assert [each.payload for each in store.fetch_pending("a").messages] == [b"first", b"second", b"third"]
+
+
 def test_what_no_session_is_to_blame_for_is_not_tried_again_and_again(store: Watched, database: Connection) -> None:
     database.execute("SET default_transaction_read_only = on")
 

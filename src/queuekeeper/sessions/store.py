@@ -90,7 +90,8 @@ class SessionOperations(FetchOperations, Protocol):
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
         """Store messages for many sessions, in order per session; the report of a session that failed has ``error``.
 
-        Two saves for one session in a call are done one after the other. Messages get the packet ids after the
+        Two saves for one session in a call are done one after the other; after one that failed, no later one is stored,
+        since it would come before the one that the caller repeats. Messages get the packet ids after the
         session's last one, without ids of waiting messages. A session over its limit is then trimmed: references to
         expired messages first, then the oldest messages that were not delivered, then the oldest messages in flight.
 

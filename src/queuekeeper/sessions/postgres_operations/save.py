@@ -75,8 +75,16 @@ class SaveOperations(PacketIdOperations):
         for save in saves:
             self.check_save(save)
         reports: list[SaveReport] = []
+        failed: dict[str, QueuekeeperError] = {}
         for batch in _batches(saves):
-            reports += yield from self._save_apart(batch)
+            # A later save, if stored now, would come before the failed save that the caller repeats.
+            answer = iter((yield from self._save_apart([save for save in batch if save.client_id not in failed])))
+            for save in batch:
+                error = failed.get(save.client_id)
+                report = next(answer) if error is None else SaveReport(client_id=save.client_id, error=error)
+                if report.error is not None:
+                    failed[save.client_id] = report.error
+                reports.append(report)
         return reports
 
     def check_save(self, save: SessionSave) -> None:

@@ -203,7 +203,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         return again
 
     def _save_at_postgres(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Save; unlike the store itself, save nothing for a session after a failed save."""
+        """Save one of each session at a time, so that what was stored is reported where the server fails later."""
         reports: dict[int, SaveReport] = {}
         failed: dict[str, QueuekeeperError] = {}
         left: Sequence[int] = range(len(saves))
