@@ -627,6 +627,28 @@ def test_sessions_over_the_limit_are_trimmed_also_without_a_row_of_their_own(
     assert store.inspect("orphan").last_packet_id == 30, "the broker goes on behind the messages"
 
 
+@pytest.mark.parametrize(("dead", "live", "limit", "left"), [(0, 25, 1, 1), (12, 3, 10, 3), (15, 25, 1, 1)])
+def test_trim_of_more_than_a_transaction_removes_brings_a_session_to_its_limit_and_its_dry_run_says_so(
+    database: Connection, dead: int, live: int, limit: int, left: int
+) -> None:
+    store = PostgresSessionStore(database, rules=StoreRules(limit=1_000 * limit))
+    fill = (
+        "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload)"
+        " SELECT 'a', n, 't', %s, 1 + n, 'PUBLISH', 1, 'x' FROM generate_series(%s::bigint, %s::bigint) AS n"
+    )
+    database.execute(fill, [5, 0, 1_000 * dead - 1])
+    database.execute(fill, [now_ms(), 1_000 * dead, 1_000 * (dead + live) - 1])
+    expected = CleanupReport(messages=1_000 * (dead + live - left), sessions=1, dry_run=True)
+
+    assert store.trim_sessions(dry_run=True) == expected
+    assert store.trim_sessions() == replace(expected, dry_run=False)
+
+    serials = database.execute("SELECT min(serial_number), count(*) FROM device_publish_msg").fetchone()
+    assert serials == (1_000 * (dead + live - left), 1_000 * left)
+    counts = {"trimmed": 1_000 * (live - left), "expired": 1_000 * dead}
+    assert state(database, "a") == {"delivered_serial": -1, "refused": 0, "quarantined": 0} | counts
+
+
 # --- connections -----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ from queuekeeper.operation import Operation
 from queuekeeper.sessions.postgres_operations.common import CommonOperations, Query, Session, Step
 
 TRIMMED_PER_TRANSACTION = 10_000
-"""Most messages of a session that one transaction trims; the next transactions trim the rest."""
+"""Most messages of a session that one transaction trims, and counts beyond the limit, and most dead ones that it
+removes; the next transactions trim the rest."""
 
 
 class RoomOperations(CommonOperations):
@@ -24,22 +25,13 @@ class RoomOperations(CommonOperations):
         over = self._over(sessions, limit=limit)
         if not over:
             return
-        parameters: dict[str, Any] = {
-            "client_ids": [session.client_id for session in over],
-            "default_ttl_s": self._rules.default_ttl_s,
-        }
-        (rows,) = yield Step(queries=(Query(name="remove_dead_messages", parameters=parameters),))
-        by_id = {session.client_id: session for session in over}
-        for client_id, dead in rows:
-            session = by_id[client_id]
-            session.dead += dead
-            session.expired += dead
-            session.grow(-dead)
+        yield from self._remove_dead(over)
         over = self._over(over, limit=limit)
         if not over:
             return
+        by_id = {session.client_id: session for session in over}
         excess = [(session.messages or 0) - limit for session in over]
-        parameters = {
+        parameters: dict[str, Any] = {
             "client_ids": [session.client_id for session in over],
             "excess": [min(count, TRIMMED_PER_TRANSACTION) for count in excess],
             "delivered_serials": [session.delivered_serial for session in over],
@@ -50,3 +42,14 @@ class RoomOperations(CommonOperations):
             session.trimmed += trimmed
             session.trimmed_in_flight += in_flight
             session.grow(-trimmed)
+
+    def _remove_dead(self, sessions: Iterable[Session]) -> Operation[None]:
+        """Remove dead messages of locked sessions."""
+        by_id = {session.client_id: session for session in sessions}
+        parameters: dict[str, Any] = {"client_ids": list(by_id), "default_ttl_s": self._rules.default_ttl_s}
+        (rows,) = yield Step(queries=(Query(name="remove_dead_messages", parameters=parameters),))
+        for client_id, dead in rows:
+            session = by_id[client_id]
+            session.dead += dead
+            session.expired += dead
+            session.grow(-dead)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from queuekeeper.errors import NotOwner, SessionFenced, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.sessions.postgres_operations import room
 from queuekeeper.sessions.postgres_operations.common import (
     ROWS_PER_STEP,
     Query,
@@ -169,16 +171,23 @@ class UpkeepOperations(RoomOperations):
         removed = 0
         while True:
             try:
-                gone, left = yield from retried(lambda: self._transaction(self._trim(client_id)))
+                gone, left = yield from retried(partial(self._trim_once, client_id, goes_on=removed > 0))
             except (NotOwner, SessionFenced, StaleEpoch):
                 return removed
             removed += gone
-            if not gone or left <= self._rules.limit:
+            # Where a transaction has done all that it may, there may be more: it counts no further.
+            if not gone or (gone < room.TRIMMED_PER_TRANSACTION and left <= self._rules.limit):
                 return removed
 
-    def _trim(self, client_id: str) -> Operation[tuple[int, int]]:
+    def _trim_once(self, client_id: str, *, goes_on: bool) -> Operation[tuple[int, int]]:
+        return (yield from self._transaction(self._trim(client_id, goes_on=goes_on)))
+
+    def _trim(self, client_id: str, *, goes_on: bool) -> Operation[tuple[int, int]]:
         # This is above any limit, so that the messages are counted.
         session = (yield from self._lock([client_id], counts=[MAX_PACKET_ID]))[client_id]
+        if goes_on:
+            # A session that was over its limit is rid of all dead messages.
+            yield from self._remove_dead([session])
         yield from self._make_room([session], limit=self._rules.limit)
         yield Step(queries=(save_states_query([session]),))
         return session.dead + session.trimmed, session.messages or 0
