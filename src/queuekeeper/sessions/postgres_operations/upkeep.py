@@ -120,7 +120,11 @@ class UpkeepOperations(RoomOperations):
         sessions = 0
         after_client_id = ""
         while True:
-            parameters = {"after_client_id": after_client_id, "limit": SESSIONS_PER_STEP}
+            parameters = {
+                "after_client_id": after_client_id,
+                "limit": SESSIONS_PER_STEP,
+                "default_ttl_s": self._rules.default_ttl_s if dry_run else None,
+            }
             (rows,) = yield Step(begin=True, end=True, queries=(Query(name="idle_sessions", parameters=parameters),))
             if not rows:
                 return sessions
