@@ -439,10 +439,16 @@ class ReferenceStore:
         session = Session(counts=SessionCounts())
         expired = 0
         told: list[int] = []
+        is_first = True
         for number, line in enumerate(lines, start=1):
+            if not isinstance(line, bytes):
+                raise UsageError(f"line {number} of the export is a {type(line).__name__}: it must be bytes")
+            if not line.strip():
+                continue
             try:
                 fields = orjson.loads(line)
-                if number == 1:
+                if is_first:
+                    is_first = False
                     session.last_packet_id, session.last_serial = _values(fields, "last_packet_id", "last_serial")
                     continue
                 message = _message(fields)

@@ -1086,6 +1086,21 @@ def test_import_names_the_line_that_is_broken_and_stores_nothing(world: World) -
     assert not store.inspect(C).exists
 
 
+def test_import_counts_empty_lines_and_refuses_lines_of_text(world: World) -> None:
+    store = world.store()
+    save(store, batch(world, b"a", b"b"))
+    lines = export(store, C)
+    store.purge_session(C)
+    with pytest.raises(UsageError, match=r"line 5\b"):
+        store.import_session(C, [b"", b"\n", lines[0], lines[1], b"{"])
+    for number, line in enumerate(lines, start=1):
+        text: Any = [*lines[: number - 1], line.decode(), *lines[number:]]
+        with pytest.raises(UsageError, match=rf"line {number} of the export is a str: it must be bytes"):
+            store.import_session(C, text)
+    assert not store.inspect(C).exists
+    assert store.import_session(C, [b"\n", *lines, b""]).stored == 2
+
+
 def test_import_refuses_an_unknown_field(world: World) -> None:
     store = world.store()
     save(store, batch(world, b"a"))

@@ -10,6 +10,7 @@ from unicodedata import category
 
 import orjson
 
+from queuekeeper.checks import shown
 from queuekeeper.errors import UsageError
 from queuekeeper.jsonl import attributes
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
@@ -108,6 +109,8 @@ def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int
     messages: list[PendingMessage] = []
     line_of: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
+        if not isinstance(line, bytes):
+            raise UsageError(f"line {number} of the export is {shown(line)}: it must be bytes; read the file as bytes")
         if not line.strip():
             continue
         try:

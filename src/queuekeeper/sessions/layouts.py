@@ -481,9 +481,10 @@ class LayoutOperations(FetchOperations, Generic[S, K]):
     @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
         """Repeating an interrupted import continues it."""
-        given = [line for line in lines if line.strip()]
+        given = list(lines)
         session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
-        plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()
+        filled = [text for line in given if (text := line.strip())]
+        plan = "restore:" + hashlib.sha256(b"\n".join(filled)).hexdigest()
         epoch = self._epoch(client_id)
         stored = expired = 0
         portioned = portions(
