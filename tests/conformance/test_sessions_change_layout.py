@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.errors import NotOwner, UsageError
+from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, UsageError
+from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode, Source
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.inside_redis import plan_inside_redis
@@ -403,6 +404,29 @@ def test_way_back_brings_everything_that_was_done_in_the_other_layout(few: Layou
         assert payloads(router, C) == [b"2", b"3", b"4"]
         save(few.store(Layout.TBMQ), C, b"5")
         assert payloads(router, C) == [b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("score", [2, 2.5])
+def test_session_whose_messages_share_a_serial_stays_where_all_of_them_are(few: LayoutWorld, score: float) -> None:
+    keys = session_keys(C)
+    few.client.zadd(keys.messages, {payload_key(C, 3): score})
+    few.plan_from(Layout.TBMQ)
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    with pytest.raises(CheckFailed, match=rf"1 of 5 clients differ.*{C}.*message 2 .* \(2 of this serial\)"):
+        driver.verify()
+    with pytest.raises(RefusedError, match="verif"):
+        driver.cut_over()
+    with few.router(home=Layout.TBMQ) as router:
+        assert payloads(router, C) == [b"1", b"2", b"3"]
+    # Once each has a serial of its own, all of them move.
+    few.client.zadd(keys.messages, {payload_key(C, 3): 3})
+    driver.catch_up()
+    assert driver.verify().outcomes == {"equal": len(CLIENTS)}
+    assert driver.cut_over().outcomes == {"moved": len(CLIENTS)}
+    with few.router(home=Layout.TBMQ) as router:
+        assert payloads(router, C) == [b"1", b"2", b"3"]
 
 
 def test_nobody_writes_to_the_layout_that_does_not_own_a_session(few: LayoutWorld) -> None:

@@ -147,6 +147,8 @@ def last_given(
 def differences(expected: SessionSnapshot, found: SessionSnapshot, *, as_of_ms: int | None = None) -> list[Difference]:
     """Compare two snapshots of a session in all fields except ``redelivery``, which follows from the others.
 
+    Messages that share a serial always differ, since a copy of them would hold one.
+
     :param as_of_ms: ignore messages that have expired by this instant, since the stores were read at different times;
         none compares all messages.
     """
@@ -177,10 +179,20 @@ def _batch_differences(expected: SessionSnapshot, found: SessionSnapshot) -> Ite
 def _message_differences(
     expected: SessionSnapshot, found: SessionSnapshot, as_of_ms: int | None
 ) -> Iterator[Difference]:
-    mine = {message.serial: message for message in expected.messages if _is_alive(message, as_of_ms)}
-    others = {message.serial: message for message in found.messages if _is_alive(message, as_of_ms)}
+    mine, others = _by_serial(expected, as_of_ms), _by_serial(found, as_of_ms)
     for serial in sorted(mine.keys() | others.keys()):
-        message, other = mine.get(serial), others.get(serial)
+        ours, theirs = mine.get(serial, ()), others.get(serial, ())
+        if len(ours) > 1 or len(theirs) > 1:
+            # A set in TBMQ's layout may have such; no other store can hold more than one of them.
+            yield Difference(
+                client_id=expected.client_id,
+                what="message",
+                serial=serial,
+                expected=", ".join(map(_identity, ours)) + f" ({len(ours)} of this serial)" * (len(ours) > 1),
+                found=", ".join(map(_identity, theirs)) + f" ({len(theirs)} of this serial)" * (len(theirs) > 1),
+            )
+            continue
+        message, other = next(iter(ours), None), next(iter(theirs), None)
         if message is None or other is None:
             yield Difference(
                 client_id=expected.client_id,
@@ -201,6 +213,14 @@ def _message_differences(
                     expected=show(value),
                     found=show(other_value),
                 )
+
+
+def _by_serial(snapshot: SessionSnapshot, as_of_ms: int | None) -> dict[int, list[PendingMessage]]:
+    found: dict[int, list[PendingMessage]] = {}
+    for message in snapshot.messages:
+        if _is_alive(message, as_of_ms):
+            found.setdefault(message.serial, []).append(message)
+    return found
 
 
 def _is_alive(message: PendingMessage, as_of_ms: int | None) -> bool:
