@@ -13,7 +13,7 @@ import redis
 from tbmq_broker import Broker
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
-from queuekeeper.keyspace import packed_keys
+from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline import quarantine as quarantine_of_plans
@@ -128,6 +128,19 @@ def test_message_that_a_broker_adds_after_a_replay_overwrites_none_that_waits(wo
     assert sorted(each.packet_id for each in found) == sorted([*before, following])
     assert [each.topic for each in found].count("plant/new") == 1
     assert [each.topic for each in found].count("mended") == len(aside)
+
+
+@pytest.mark.parametrize(
+    "others", [{f"foreign {number}": 0.0 for number in range(1_100)}, {"foreign": 1.5}, {"foreign": float("-inf")}]
+)
+def test_members_of_other_programs_hold_up_no_replay(world: OnlineWorld, others: dict[str, float]) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={9: 3})
+    keys = session_keys(C)
+    world.client.zadd(keys.messages, others)
+    world.client.zadd(keys.messages, {payload_key(C, 2): 2.5})
+    assert replay_all(world, dry_run=True).replayed == 1
+    assert replay_all(world).replayed == 1
+    assert publish(world) == 4
 
 
 def put_behind(world: OnlineWorld, **options: Any) -> ReplayReport:

@@ -37,7 +37,9 @@ from queuekeeper.sessions.packed_serials import SerialPages
 from queuekeeper.sessions.packed_state import state_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import defect, readable
+from queuekeeper.sessions.redis_operations.common import is_last, listed_references, packet_id_of
 from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.store import FIRST_SERIAL
 
 _TRIES = 5
 _REFERENCES_PER_LIST = 1_000
@@ -238,15 +240,17 @@ class _Tbmq(_Layout):
         last: Any = self.client.get(keys.last_packet_id)
         stem = payload_key(client_id, "", prefix=self.prefix).encode()
         waiting: list[tuple[int, int]] = []
-        more = True
-        while more:
-            start = waiting[-1][0] if waiting else -1
+        start = FIRST_SERIAL
+        while True:
             call = scripts.sessions.list_references(keys, by="serial", start=start, limit=_REFERENCES_PER_LIST)
-            listed = self._ask(call).references
-            own = [(int(row.score), row.member[len(stem) :]) for row in listed if row.member.startswith(stem)]
+            page = listed_references(self._ask(call))
+            own = [(serial, member[len(stem) :]) for member, serial in page if member.startswith(stem)]
             waiting += [(serial, int(packet_id)) for serial, packet_id in own if packet_id.isdigit()]
-            more = len(listed) == _REFERENCES_PER_LIST
-        return _Session(client_id=client_id, expected=last or b"", counter=int(last or 0) or None, waiting=waiting)
+            if is_last(page, _REFERENCES_PER_LIST):
+                break
+            # Members of other programs may share a score; to see one twice does no harm.
+            start = max(start + 1, page[-1].serial - 1)
+        return _Session(client_id=client_id, expected=last or b"", counter=packet_id_of(last or b""), waiting=waiting)
 
     def put(
         self, row: QuarantinedRow, session: _Session, *, packet_id: int, last_packet_id: int | str, end_ms: int
