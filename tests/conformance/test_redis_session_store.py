@@ -13,7 +13,15 @@ import pytest
 from tbmq_broker import Broker
 
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import (
+    MovedOn,
+    PacketIdInUse,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    StoreFull,
+    UsageError,
+)
 from queuekeeper.keyspace import packed_keys, payload_key, quarantined_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, nodes
@@ -225,6 +233,30 @@ def test_export_of_a_session_whose_last_packet_id_is_none_can_be_imported(client
     assert store.get_last_packet_id("a") is None
     store.purge_session("a")
     assert store.import_session("a", lines).last_packet_id == 1
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_import_that_was_interrupted_before_its_end_still_says_what_was_delivered(client: Any, layout: Layout) -> None:
+    class Cut(RedisSessionStore):
+        def answer(self, step: Any) -> Any:
+            if any(call.script.name.endswith("/mark_delivered") for call in step):
+                raise ServerUnavailable("cut")
+            return super().answer(step)
+
+    store = RedisSessionStore(client, layout=layout)
+    save(store, "a", *numbered(3))
+    store.fetch_pending("a", limit=2, mark_delivered=True)
+    lines = store.export_session("a").lines
+    store.purge_session("a")
+    with pytest.raises(ServerUnavailable):
+        Cut(client, layout=layout).import_session("a", lines)
+
+    for _ in range(2):
+        with pytest.raises(MovedOn, match="these lines were imported before"):
+            store.import_session("a", lines)
+        assert [each.redelivery for each in store.fetch_pending("a").messages] == [True, True, False]
+    save(store, "a", b"3")
+    assert [each.redelivery for each in store.fetch_pending("a").messages] == [True, True, False, False]
 
 
 def test_messages_in_flight_are_trimmed_last(client: Any) -> None:

@@ -503,6 +503,9 @@ class LayoutOperations(FetchOperations, Generic[S, K]):
                     raise
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
             if reply.word in ("unchanged", "used"):
+                if reply.word == "unchanged" and session.delivered_serial > FIRST_SERIAL:
+                    # Nobody has used the session since, so that the import before this one has not come to its end.
+                    yield from self.mark_delivered(client_id, serial=session.delivered_serial)
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
             stored += reply.written
             expired += reply.expired
