@@ -87,6 +87,7 @@ TOGETHER = {
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 1024**3
 _names = count(1)
+_SERVERS: list[PostgresServer] = []
 
 # Workers of pytest-xdist have a terminal of 80 columns; output is tested as it goes down a pipe.
 os.environ.pop("COLUMNS", None)
@@ -123,6 +124,15 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show beside a connection that PostgreSQL broke what it says of that: its log goes with the server."""
+    report = yield
+    if report.failed and "server closed the connection unexpectedly" in report.longreprtext:
+        report.sections += [("PostgreSQL's log", server.process.log_tail(60)) for server in _SERVERS]
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -207,6 +217,7 @@ def postgres_server(postgres_binaries: Path | None) -> Iterator[PostgresServer]:
         server = PostgresServer(
             Path(home) / "postgres", durable=False, die_with_parent=True, binaries=postgres_binaries
         )
+        _SERVERS.append(server)
         server.start()
         yield server
         server.erase()

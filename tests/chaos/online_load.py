@@ -510,7 +510,9 @@ class Child:
 
     def kill(self) -> None:
         """Kill it at once, as the out-of-memory killer would."""
-        self._process.kill()
+        # Another process may have the number of one that has ended.
+        if self.running:
+            self._process.kill()
         self._process.join()
 
     def end(self) -> None:

@@ -57,7 +57,8 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes():
+        # Another process may have the number of one that has ended.
+        for process in self.processes() if self.running() else ():
             process.kill()
         self._process.wait()
 

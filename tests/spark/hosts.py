@@ -202,7 +202,8 @@ def end(pid: int) -> None:
     for each in family:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    psutil.wait_procs(family)
+    # Not the first one, which keeps its number until whoever started it waits for it.
+    psutil.wait_procs(family[:-1])
 
 
 @contextmanager

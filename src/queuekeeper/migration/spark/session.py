@@ -336,8 +336,9 @@ def end_with_supervisor(*, poll_s: float = 1.0) -> None:
         while (_started_at(supervisor) == born and born is not None) if procfs else _alive(supervisor):
             time.sleep(poll_s)
         print("the task that started this driver is gone: stopping", file=sys.stderr, flush=True)
-        # Under spark-submit the JVM is our parent; it holds the executors.
-        if parent > 1:
+        # Under spark-submit the JVM is our parent; it holds the executors. Another process may have the number of one
+        # that has ended.
+        if parent > 1 and os.getppid() == parent:
             os.kill(parent, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
