@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -1235,6 +1236,39 @@ def test_worker_that_is_cancelled_ends_though_its_handler_is_at_work(valkey_url:
         with pytest.raises(asyncio.CancelledError):
             await working
         assert (await queues.inspect("a")).in_flight == 1
+
+    run(valkey_url, test)
+
+
+def test_handlers_of_many_queues_work_at_once_each_in_a_thread_that_it_keeps(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        # An event loop's own pool has at most 32 threads.
+        names = [f"a{number}" for number in range(33)]
+        all_begun, threads = threading.Barrier(len(names)), defaultdict[str, set[int]](set)
+        alone: list[str] = []
+
+        def show(message: CompactedMessage) -> None:
+            threads[message.client_id].add(threading.get_ident())
+            try:
+                all_begun.wait(PATIENCE_S)
+            except threading.BrokenBarrierError:
+                alone.append(message.client_id)
+
+        for name in names:
+            await queues.append(name, entries(2))
+        workers = [CompactedWorker(queues, name, show) for name in names]
+        working = asyncio.gather(*(worker.run() for worker in workers))
+
+        async def all_done() -> bool:
+            return all([(await queues.inspect(name)).acked == 2 for name in names])
+
+        await until(all_done)
+        for worker in workers:
+            worker.stop()
+        await working
+        assert alone == []
+        assert {len(found) for found in threads.values()} == {1}
+        assert len(set().union(*threads.values())) == len(names)
 
     run(valkey_url, test)
 

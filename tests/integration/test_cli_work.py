@@ -106,6 +106,13 @@ compacted_app = compacted.App()
 compacted_app.handler("meter-7")(show_async)
 compacted_app.handler("meter-8")(lambda message: note(message.value.decode()))
 
+hasty_app = compacted.App(grace_s=0.1)
+
+@hasty_app.handler("meter-7")
+def hang(message):
+    note("hangs")
+    time.sleep(600)
+
 mixed_app = events.App(group_id="billing")
 mixed_app.handler(name="paid")(bill_paid)
 mixed_app.handler(name="refunded")(bill_async)
@@ -417,6 +424,17 @@ def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
     said = " ".join(errors.split())
     assert f"billing:{name} is a handler of {of}" in said
     assert rule in said
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_handler_in_a_thread_that_never_ends_does_not_keep_its_process_from_ending(
+    started: Callable[..., subprocess.Popen[str]], valkey_url: str, folder: Path, processes: str
+) -> None:
+    with connect(valkey_url) as client:
+        CompactedQueues(client).append("meter-7", [Append(key=b"k", value=b"open")])
+    process = started("compacted", "work", "billing:hasty_app", "--processes", processes)
+    until(lambda: done(folder) != [])
+    stop(process)
 
 
 @pytest.mark.parametrize(

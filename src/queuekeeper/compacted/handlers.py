@@ -108,7 +108,8 @@ class CompactedWorker:
         subscription of the worker.
     :param middleware: called around the work, see :class:`~queuekeeper.compacted.handlers.Middleware`.
     :param grace_s: time in seconds that a stop waits for a running handler, 30 by default. Then a coroutine is
-        cancelled, and a thread is left to itself; the message is not acknowledged, and comes again.
+        cancelled, and a thread is left to itself, which does not keep the process from ending; the message is not
+        acknowledged, and comes again.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -131,11 +132,12 @@ class CompactedWorker:
         found = service.handler_of(Handler, work)
         self._retry_rules = found.rules
         given = (found.work, found.rules)
-        self._do = (
-            service.AsyncCalls(*given, middleware=tuple(middleware)).answer
-            if is_coroutine_function(found.work)
-            else service.LoopThreadCalls(*given, middleware=tuple(middleware)).answer_in_thread
-        )
+        self._in_thread: service.LoopThreadCalls[CompactedMessage] | None = None
+        if is_coroutine_function(found.work):
+            self._do = service.AsyncCalls(*given, middleware=tuple(middleware)).answer
+        else:
+            self._in_thread = service.LoopThreadCalls(*given, middleware=tuple(middleware))
+            self._do = self._in_thread.answer_in_thread
         self._rules = rules or ConsumerRules(takeover=False)
         self._stopped = asyncio.Event()
         self._has_answered = False
@@ -156,23 +158,30 @@ class CompactedWorker:
         :raises ServerUnavailable: when the server is unavailable at the start; later on the worker waits for it.
         :raises UnreadableRecord: when a message's record is damaged and the rules say ``stop``.
         """
-        attempt = 0
         with stopped_by_signals(self.stop):
-            while not self._stopped.is_set():
-                try:
-                    await self._consume()
-                except (QueueBusy, StaleEpoch) as error:
-                    self._has_answered = True
-                    _log.info("the worker waits for the queue: %s", error)
-                except ServerUnavailable as error:
-                    if not self._has_answered:
-                        raise
-                    _log.warning("the worker waits for the server: %s", error)
-                else:
-                    attempt = 0
-                    continue
-                await self._pause(SERVER_BACKOFF.after(attempt))
-                attempt += 1
+            try:
+                await self._work()
+            finally:
+                if self._in_thread is not None:
+                    self._in_thread.end()
+
+    async def _work(self) -> None:
+        attempt = 0
+        while not self._stopped.is_set():
+            try:
+                await self._consume()
+            except (QueueBusy, StaleEpoch) as error:
+                self._has_answered = True
+                _log.info("the worker waits for the queue: %s", error)
+            except ServerUnavailable as error:
+                if not self._has_answered:
+                    raise
+                _log.warning("the worker waits for the server: %s", error)
+            else:
+                attempt = 0
+                continue
+            await self._pause(SERVER_BACKOFF.after(attempt))
+            attempt += 1
 
     async def _consume(self) -> None:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)

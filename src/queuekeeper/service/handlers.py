@@ -6,17 +6,17 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import UsageError
 from queuekeeper.operation import finished, refuse_coroutine
+from queuekeeper.service.blocking import Threads
 from queuekeeper.service.limits import limited, time_is_up
 
 M = TypeVar("M")
@@ -273,28 +273,59 @@ class AsyncCalls(Calls[M]):
 
 
 class LoopThreadCalls(BlockingCalls[M]):
-    """Calls in a thread beside an event loop, which awaits the result of the handler if it is awaitable.
+    """Calls in a thread of its own beside an event loop, which awaits the result of the handler if it is awaitable.
 
-    The thread does not wait for the loop: threads are few, and the awaited work may need one.
+    The loop's pool would have too few threads for many handlers, and keep the process from ending while one works.
     """
 
+    _threads: Threads | None = None
+
     async def answer_in_thread(self, message: M) -> None:
-        """Call the handler in a thread."""
+        """Call the handler in the thread, which works on one message at a time."""
         loop, context = asyncio.get_running_loop(), copy_context()
-
-        def in_thread(work: Callable[..., T], *given: Any) -> Awaitable[T]:
-            return loop.run_in_executor(None, partial(context.run, work, *given))
-
-        around, result, used_s = await in_thread(self._begin, message)
+        around, result, used_s = await self._in_thread(context.run, self._begin, message)
         if result is None:
             return
         try:
             await loop.create_task(self._finish(result, used_s=used_s), context=context)
         except BaseException as error:
-            if not await in_thread(around.__exit__, type(error), error, error.__traceback__):
+            if not await self._in_thread(context.run, around.__exit__, type(error), error, error.__traceback__):
                 raise
         else:
-            await in_thread(around.__exit__, None, None, None)
+            await self._in_thread(context.run, around.__exit__, None, None, None)
+
+    def end(self) -> None:
+        """Let the thread end after its present work, and do not wait for that."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.end(wait=False)
+
+    async def _in_thread(self, work: Callable[..., T], *given: Any) -> T:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[BaseException | None] = loop.create_future()
+        results: list[T] = []
+
+        def settle(error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        def call() -> None:
+            failure: BaseException | None = None
+            try:
+                results.append(work(*given))
+            except BaseException as error:
+                failure = error
+            # If the loop has ended, nobody waits for the result.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, failure)
+
+        if self._threads is None:
+            self._threads = Threads(1, name="queuekeeper-handler")
+        self._threads.begin(call)
+        failure = await ended
+        if failure is not None:
+            raise failure
+        return results[0]
 
     def _begin(self, message: M) -> tuple[ExitStack, Any, float]:
         """Return the contexts to leave at the end, the awaitable of the handler, if any, and the seconds used."""
