@@ -399,6 +399,8 @@ def test_key_prefix_names_other_queues(queues: CompactedQueues, client: redis_cl
         (("append", C, "k"), "one of --value, --value-file and --tombstone"),
         (("append", C, "k", "--value", "v", "--tombstone"), "one of --value, --value-file and --tombstone"),
         (("append", C, "--input", "-", "--tombstone"), "go into the lines of the file"),
+        (("append", C, "--input", "-", "--expected-sequence", "0"), "go into the lines of the file"),
+        (("append", C, "--input", "-", "--value", ""), "go into the lines of the file"),
         (("append", C, "--input", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
         (("append", C, "k", "--value", "v", "--property", "n"), "property 'n' is not NAME=TEXT"),
         (("append", C, "?", "--value", "v", "--key-encoding", "base64"), "KEY is not base64"),

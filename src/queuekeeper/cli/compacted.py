@@ -104,7 +104,11 @@ def append(
     if (key is None) == (source is None):
         raise UsageError("name either a key or a file (--input)")
     about_one = {name: value for name, value in given.items() if name not in BOUNDS}
-    if source is not None and any([value, value_file, properties, *about_one.values()]):
+    # A condition may be 0, and a value empty.
+    is_about_one = any(
+        each is not None and each is not False for each in (value, value_file, properties, *about_one.values())
+    )
+    if source is not None and is_about_one:
         raise UsageError("options about one value go into the lines of the file: leave them out with --input")
     tombstone = given["tombstone"]
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
