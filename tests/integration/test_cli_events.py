@@ -25,6 +25,9 @@ pytestmark = pytest.mark.integration
 commands = CommandLine(group="events")
 run, as_json, fails = commands.run, commands.as_json, commands.fails
 
+DEEP = "[" * 100_000 + "]" * 100_000
+"""JSON that is nested deeper than programs read it."""
+
 
 @pytest.fixture
 def connection(named_postgres: str) -> Iterator[Connection]:
@@ -70,6 +73,11 @@ def test_file_of_events_is_published_as_a_whole_or_not_at_all(
 
     fails("publish", "--input", "-", given='{"topic": "a"}\n{', code=2, words="line 2 is not JSON")
     fails("publish", "--input", "-", given='{"topic": "a"}\n[]', code=2, words="line 2 must be an object")
+    fails(
+        "publish", "--input", "-", given='{"topic": "a"}\n\n{"topic": ""}', code=2, words="line 3 .*: topic is empty;"
+    )
+    deep = f'{{"topic": "a"}}\n{{"topic": "b", "payload": {DEEP}}}'
+    fails("publish", "--input", "-", given=deep, code=2, words="line 2 is not JSON: maximum recursion depth")
     assert connection.execute("SELECT count(*) FROM pgmb.events").fetchone() == (3_001,)
 
 
@@ -197,6 +205,7 @@ def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
         (["publish", "a", "--payload", "nonsense"], "payload is not JSON.*between double quotes"),
         (["publish", "a", "--payload", '{"a": NaN}'], "payload is not JSON: it holds NaN or an infinity"),
         (["publish", "a", "--payload", '{"a": ["\\u0000"]}'], r"payload holds a zero character \(U\+0000\), which"),
+        (["publish", "a", "--payload", DEEP], "payload cannot be read: maximum recursion depth"),
         (["publish", "a", "--metadata", "1e999"], "metadata is not JSON: it holds NaN or an infinity"),
         (["read", "billing", "--limit", "0"], "limit is 0: it must be 1 to 10000"),
         (["read", "nobody"], "there is no group nobody: `queuekeeper events subscriptions` shows"),

@@ -93,6 +93,8 @@ def _parsed(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise UsageError(f"{name} is not JSON: {error}; text stands between double quotes") from None
+    except RecursionError as error:
+        raise UsageError(f"{name} cannot be read: {error}") from None
 
 
 def _lines(stream: Iterable[bytes]) -> Iterator[events.NewEvent]:
@@ -102,13 +104,19 @@ def _lines(stream: Iterable[bytes]) -> Iterator[events.NewEvent]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"line {number} is not JSON: {error}; nothing was published") from None
         if not isinstance(fields, dict) or not {"topic"} <= fields.keys() <= {"topic", "payload", "metadata"}:
             raise UsageError(
                 f"line {number} must be an object with topic and, if wanted, payload and metadata; nothing is published"
             )
-        yield events.NewEvent(topic=fields["topic"], payload=fields.get("payload"), metadata=fields.get("metadata"))
+        try:
+            event = events.NewEvent(
+                topic=fields["topic"], payload=fields.get("payload"), metadata=fields.get("metadata")
+            )
+        except UsageError as error:
+            raise UsageError(f"line {number} cannot be published: {error}; nothing was published") from None
+        yield event
 
 
 @command(app)
