@@ -125,6 +125,19 @@ def test_consumers_refuse_a_handler_of_another_store(group: events.EventConsumer
         asyncio.run(worker())
 
 
+def test_consumers_that_await_nothing_refuse_a_coroutine_function(group: events.EventConsumer) -> None:
+    async def bill(_: Any) -> None:
+        raise AssertionError("nobody awaits it")
+
+    for work in (bill, events.handler()(bill)):
+        with pytest.raises(UsageError, match=r"is a coroutine function: .* take AsyncEventConsumer"):
+            group.handle(work, name="bill")
+    queues = fanout.FanoutQueues(redis.Redis())
+    for work_of_fanout in (bill, fanout.handler()(bill)):
+        with pytest.raises(UsageError, match=r"is a coroutine function: .* take AsyncFanoutConsumer"):
+            fanout.FanoutConsumer(queues, "orders", work_of_fanout, consumer="billing")
+
+
 def test_pauses_of_a_handler_of_events_are_given_once(group: events.EventConsumer) -> None:
     bill = events.handler(retries_s=(1,))(print)
     with pytest.raises(

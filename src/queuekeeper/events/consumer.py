@@ -36,7 +36,7 @@ from queuekeeper.events.model import (
 from queuekeeper.events.service import AsyncEventService, EventService
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.postgres import address_of
-from queuekeeper.service.handlers import handler_of
+from queuekeeper.service.handlers import handler_of, refuse_coroutine_function
 from queuekeeper.text_form import shows
 
 THREADS = 8
@@ -119,7 +119,9 @@ class EventConsumer(_OfGroup, EventService[None]):
             events wait, and the delivery comes again until it is done. In both cases
             :class:`~queuekeeper.errors.Rejected` makes dead letters at once.
         :param split: cuts a delivery into parts that are retried separately; by default it is retried as a whole.
+        :raises UsageError: when the name is in use, or the work is a coroutine function that nobody would await.
         """
+        refuse_coroutine_function(handler_of(Handler, work), take="AsyncEventConsumer")
         handler = _handler(work, name, interest, retries_s, split)
         with self._gate:
             if not self._runs:

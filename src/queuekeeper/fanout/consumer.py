@@ -13,16 +13,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from queuekeeper.checks import checked
-from queuekeeper.errors import UsageError
 from queuekeeper.fanout.consumption import Consumption, WorkRules
 from queuekeeper.fanout.handlers import Handler, Middleware, Work
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.reports import FanoutMessage, Registration
-from queuekeeper.operation import awaited, blocking, is_coroutine_function
+from queuekeeper.operation import awaited, blocking
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
-from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of
+from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of, refuse_coroutine_function
 from queuekeeper.text_form import shows
 
 LISTEN_S = 0.5
@@ -80,8 +79,7 @@ class FanoutConsumer(_Registered, BlockingService[None]):
         draw: Callable[[], float] = random.random,
     ) -> None:
         work = handler_of(Handler, work)
-        if is_coroutine_function(work.work):
-            raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
+        refuse_coroutine_function(work, take="AsyncFanoutConsumer")
         rules = rules or WorkRules()
         # One more thread, which listens.
         super().__init__(noun="consumer", threads=rules.workers + 1)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_typ
 
 from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import UsageError
-from queuekeeper.operation import finished, refuse_coroutine
+from queuekeeper.operation import finished, is_coroutine_function, refuse_coroutine
 from queuekeeper.service.blocking import Threads
 from queuekeeper.service.limits import limited, time_is_up
 
@@ -113,6 +113,16 @@ def handler_of(kind: type[H], work: Callable[[Any], Any], *, name: str = "work")
         )
     # The handler of each store has default rules.
     return kind(work=work)  # type: ignore[call-arg]
+
+
+def refuse_coroutine_function(handler: Handler[Any], *, take: str) -> None:
+    """Refuse a handler that is a coroutine function where nobody awaits it.
+
+    :param take: class of the consumer that awaits it.
+    :raises UsageError: when it is one; the message says what to take instead.
+    """
+    if is_coroutine_function(handler.work):
+        raise UsageError(f"the handler is a coroutine function: it would never run here, take {take}")
 
 
 class Makes(Protocol[W_contra, R_contra, H_co]):
