@@ -1172,6 +1172,41 @@ def test_worker_does_not_go_on_with_a_message_of_a_queue_that_it_has_lost(valkey
     run(valkey_url, test)
 
 
+@pytest.mark.parametrize(("options", "owners"), [({}, 1), ({"takeover": True}, 2)])
+def test_workers_with_rules_of_their_own_do_not_take_the_queue_from_each_other_again_and_again(
+    valkey_url: str, options: dict[str, Any], owners: int
+) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(1))
+        begun, sessions = asyncio.Event(), set[str | None]()
+
+        def worker() -> CompactedWorker:
+            @again_soon
+            async def show(_: CompactedMessage) -> None:
+                begun.set()
+                raise ValueError("the display is away")
+
+            return CompactedWorker(queues, "a", show, rules=ConsumerRules(window=20, heartbeat_ms=20, **options))
+
+        async def has_asked_often() -> bool:
+            sessions.add((await queues.inspect("a")).session)
+            return queues.count("subscribe") >= 6
+
+        first, second = worker(), worker()
+        working = [asyncio.create_task(first.run())]
+        await begun.wait()
+        await has_asked_often()
+        working.append(asyncio.create_task(second.run()))
+        # The one that waits for its turn asks for the queue again and again.
+        await until(has_asked_often)
+        first.stop()
+        second.stop()
+        await asyncio.gather(*working)
+        assert len(sessions) == owners
+
+    run(valkey_url, test)
+
+
 def test_worker_that_gets_its_queue_back_does_not_begin_again(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
         await queues.append("a", entries(3))

@@ -61,7 +61,8 @@ class ConsumerRules:
     :param max_bytes: most bytes of keys and values in one fetch; a larger message comes alone.
     :param lease_ms: how long the consumer holds the queue after its last heartbeat, at most a day.
     :param heartbeat_ms: time between two heartbeats, which also look for messages; less than ``lease_ms``.
-    :param takeover: take the queue even while another consumer holds it.
+    :param takeover: take the queue even while another consumer holds it; by default a consumer does, and a
+        :class:`~queuekeeper.compacted.handlers.CompactedWorker` waits for its turn.
     :param resubscribe: what to do when the queue is lost.
     :param start: position of the first message; none to continue behind the last acknowledged one.
     :param unreadable: what to do with a message whose record is damaged.
@@ -73,7 +74,7 @@ class ConsumerRules:
     max_bytes: int = FETCH_BYTES
     lease_ms: int = 60_000
     heartbeat_ms: int = 30_000
-    takeover: bool = True
+    takeover: bool | None = None
     resubscribe: Resubscribe = Resubscribe.UNLESS_TAKEN
     start: Position | None = None
     unreadable: WhenUnreadable = WhenUnreadable.STOP
@@ -199,7 +200,7 @@ class Consumption:
         attempt = 0
         while True:
             try:
-                yield from self._subscribe(takeover=self.rules.takeover, start=self.rules.start)
+                yield from self._subscribe(takeover=self.rules.takeover is not False, start=self.rules.start)
             except ServerUnavailable:
                 if self.stopping or self._now_s() >= give_up_at_s:
                     raise

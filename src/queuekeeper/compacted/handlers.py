@@ -104,8 +104,8 @@ class CompactedWorker:
 
     :param work: function that is called with each message, see :data:`Work`, or a :class:`Handler` with rules for its
         failures. A plain function has the default rules.
-    :param rules: rules of the consumer; by default without ``takeover``. ``start`` applies only to the first
-        subscription of the worker.
+    :param rules: rules of the consumer, without ``takeover`` unless they name it. ``takeover`` and ``start`` apply only
+        to the first subscription of the worker: two workers do not take the queue from each other again and again.
     :param middleware: called around the work, see :class:`~queuekeeper.compacted.handlers.Middleware`.
     :param grace_s: time in seconds that a stop waits for a running handler, 30 by default. Then a coroutine is
         cancelled, and a thread is left to itself, which does not keep the process from ending; the message is not
@@ -138,7 +138,9 @@ class CompactedWorker:
         else:
             self._in_thread = service.LoopThreadCalls(*given, middleware=tuple(middleware))
             self._do = self._in_thread.answer_in_thread
-        self._rules = rules or ConsumerRules(takeover=False)
+        self._rules = rules or ConsumerRules()
+        if self._rules.takeover is None:
+            self._rules = replace(self._rules, takeover=False)
         self._stopped = asyncio.Event()
         self._has_answered = False
 
@@ -187,8 +189,8 @@ class CompactedWorker:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
         async with consumer:
             self._has_answered = True
-            # Later subscriptions continue behind the last acknowledged message.
-            self._rules = replace(self._rules, start=None)
+            # Later subscriptions wait for their turn, and continue behind the last acknowledged message.
+            self._rules = replace(self._rules, takeover=False, start=None)
             ending = asyncio.ensure_future(self._stopped.wait())
             ending.add_done_callback(lambda _: consumer.stop())
             try:
