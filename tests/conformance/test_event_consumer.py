@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -769,6 +770,27 @@ async def test_signs_of_life_keep_a_subscription_alive(world: World) -> None:
 
         before = last_active()
         await until(lambda: last_active() > before, what="a sign of life")
+
+
+@both
+@pytest.mark.parametrize("as_what", ["handler", "listener", "handler of a running consumer"])
+async def test_subscription_that_expires_soon_gets_signs_of_life_in_time(world: World, as_what: str) -> None:
+    soon = Interest(expires_after=timedelta(seconds=1))
+    consumer = world.consumer(sign_of_life_s=3_600)
+    if as_what == "handler":
+        await consumer.handle(Recorder(), name="bill", interest=soon)
+    async with consumer:
+        if as_what == "listener":
+            await consumer.listen(soon)
+        elif as_what != "handler":
+            await consumer.handle(Recorder(), name="bill", interest=soon)
+        signs: set[Any] = set()
+
+        def several() -> bool:
+            signs.update(world.rows("SELECT last_active_at FROM pgmb.subscriptions"))
+            return len(signs) >= 3
+
+        await until(several, what="signs of life")
 
 
 @both

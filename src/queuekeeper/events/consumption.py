@@ -43,6 +43,12 @@ T = TypeVar("T")
 RECONNECT = Backoff(first_s=0.1, longest_s=10.0)
 """Pauses between tries after the server has failed or refused."""
 
+SIGNS_IN_A_LIFE = 3
+"""Signs of life of a subscription within its ``expires_after``, so that one may be late."""
+
+LEAST_SIGN_OF_LIFE_S = 0.1
+"""Shortest time in seconds between two signs of life, however short ``expires_after`` is."""
+
 MAX_REASON_CHARACTERS = 2_000
 NAMED_EVENTS = 10
 """Largest number of events that a line of the log names; it counts the others."""
@@ -193,7 +199,14 @@ class Consumption:
         for listener, interest in self.listeners:
             found = yield from self._assert_subscription(interest)
             listener.subscription_id = found.subscription_id
-        self._sign_of_life_at_s = self._now_s() + self.rules.sign_of_life_s
+        self._sign_of_life_at_s = self._next_sign_of_life_s()
+
+    def _next_sign_of_life_s(self) -> float:
+        """Return the time of the next sign of life; each subscription gets several before it would expire."""
+        interests = [handler.interest for handler in self.handlers.values()] + [one for _, one in self.listeners]
+        lives_s = [one.expires_after.total_seconds() for one in interests if one.expires_after is not None]
+        pauses_s = [max(LEAST_SIGN_OF_LIFE_S, life_s / SIGNS_IN_A_LIFE) for life_s in lives_s]
+        return self._now_s() + min([self.rules.sign_of_life_s, *pauses_s])
 
     def _assert_subscription(self, interest: Interest) -> Operation[Subscription]:
         found = yield from self.events.subscribe(self.group_id, interest)
@@ -297,6 +310,7 @@ class Consumption:
         found = yield from self._assert_subscription(handler.interest)
         handler.subscription_id = found.subscription_id
         self.admit(handler)
+        self._sign_of_life_at_s = min(self._sign_of_life_at_s, self._next_sign_of_life_s())
         return found.subscription_id
 
     def admit(self, handler: ReliableHandler) -> None:
@@ -333,6 +347,7 @@ class Consumption:
         found = yield from self._assert_subscription(interest)
         listener = make(found.subscription_id)
         self.listeners.append((listener, interest))
+        self._sign_of_life_at_s = min(self._sign_of_life_at_s, self._next_sign_of_life_s())
         return listener, found
 
     def unsubscribe(self, subscription_id: str) -> Operation[bool]:
@@ -351,7 +366,7 @@ class Consumption:
         ids = {handler.subscription_id for handler in self.handlers.values()}
         ids |= {listener.subscription_id for listener, _ in self.listeners}
         marked = yield from self.events.mark_active(sorted(ids))
-        self._sign_of_life_at_s = self._now_s() + self.rules.sign_of_life_s
+        self._sign_of_life_at_s = self._next_sign_of_life_s()
         if marked < len(ids):
             gone = len(ids) - marked
             _log.warning("group %s: %d subscriptions had been removed and are made anew", self.group_id, gone)

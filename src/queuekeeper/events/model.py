@@ -256,7 +256,8 @@ class ReadRules:
     :param pages_ahead: largest number of pages that were read and are not finished, 10 by default; fast handlers can be
         so far ahead of the slowest one.
     :param poll_interval_s: seconds after which the consumer reads without a notification, 1 by default.
-    :param sign_of_life_s: seconds between two signs of life of its subscriptions, 60 by default.
+    :param sign_of_life_s: longest time in seconds between two signs of life of its subscriptions, 60 by default. Each
+        subscription gets three within its ``expires_after``.
     :param listener_events: largest number of events that wait for the reader of a listener, 10,000 by default.
     :param grace_s: seconds that a stop waits until handlers have finished what was read, 30 by default.
     :raises UsageError: when a number is out of range.
