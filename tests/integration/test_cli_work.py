@@ -23,6 +23,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.integration
 
 BILLING = """
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -90,6 +91,22 @@ def bill_orders(message):
 @app.handler("refunds", consumer="billing")
 async def bill_refunds(message):
     bill(message)
+
+def wait_for_the_word():
+    note("begins")
+    while not Path("word").exists():
+        time.sleep(0.01)
+    note("ends")
+
+async def refund_async(message):
+    await asyncio.to_thread(wait_for_the_word)
+
+busy_apps = {}
+for name, work in {"threads": lambda message: wait_for_the_word(), "loop": refund_async}.items():
+    busy_apps[name] = App()
+    busy_apps[name].handler("orders", consumer="billing")(bill)
+    busy_apps[name].handler("refunds", consumer="billing")(work)
+busy_threads, busy_loop = busy_apps.values()
 
 events_app = events.App(group_id="billing")
 
@@ -236,6 +253,29 @@ def test_consumer_of_an_app_that_cannot_go_on_ends_the_others_in_good_order(
 
     assert process.returncode == 2
     assert "no consumer of this name is registered with the queue (queue 'orders'" in " ".join(errors.split())
+    assert queues.size("refunds", consumer="billing") == 0
+
+
+@pytest.mark.parametrize("app", ["busy_threads", "busy_loop"])
+def test_handler_at_work_ends_before_the_app_of_a_consumer_that_cannot_go_on(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path, app: str
+) -> None:
+    queues.register("refunds", consumer="billing")
+    queues.register("orders", consumer="billing")
+    queues.publish("refunds", [NewMessage(body=b"1")])
+    process = started("fanout", "work", f"billing:{app}")
+    until(lambda: len(done(folder)) == 1)
+
+    queues.unregister("orders", consumer="billing", force=True)
+    # The error of the consumer is logged before it ends.
+    assert process.stderr is not None
+    assert "consumer 'billing' of 'orders' ends" in process.stderr.readline()
+    time.sleep(0.2)
+    (folder / "word").touch()
+    process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 2
+    assert [line[0] for line in done(folder)] == ["begins", "ends"]
     assert queues.size("refunds", consumer="billing") == 0
 
 

@@ -77,7 +77,7 @@ class Service(Protocol):
 async def run_together(services: Sequence[Service]) -> None:
     """Run services until the first SIGTERM or Ctrl-C; when one ends by itself, stop the others, too.
 
-    Blocking services run in threads.
+    Blocking services run in threads. All have ended when the error of the first one is raised.
     """
     with stopped_by_signals(partial(stop_all, services)):
         running = [
@@ -85,10 +85,12 @@ async def run_together(services: Sequence[Service]) -> None:
             for service in services
         ]
         try:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            first, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop_all(services)
-        await asyncio.gather(*running)
+        await asyncio.gather(*running, return_exceptions=True)
+        for ended in (*first, *running):
+            ended.result()
 
 
 def stop_all(services: Sequence[Service]) -> None:
