@@ -18,7 +18,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
-from queuekeeper.events import App, EventBroker, EventConsumer, operations
+from queuekeeper.events import App, AsyncEventConsumer, EventBroker, EventConsumer, operations
 from queuekeeper.events.handlers import Handler, Middleware, RetryRules, handler
 from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, StatementTimeout
 from queuekeeper.service.steps import Wait
@@ -770,6 +770,36 @@ async def test_signs_of_life_keep_a_subscription_alive(world: World) -> None:
 
         before = last_active()
         await until(lambda: last_active() > before, what="a sign of life")
+
+
+@pytest.mark.parametrize("when", ["before it is there", "when it is there"])
+def test_listener_whose_caller_gives_up_is_not_kept(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    async def test() -> None:
+        async with AsyncEventConsumer(broker_url, group_id="group") as consumer:
+            real = consumer.operations._assert_subscription
+            was_cut = asyncio.Event()
+
+            def cut(interest: Interest) -> Any:
+                found = yield from real(interest)
+                # The caller is cancelled while its call is under way, or when the answer waits for it.
+                if when == "before it is there":
+                    asking.cancel()
+                    yield Wait(timeout_s=0.05)
+                else:
+                    asyncio.get_running_loop().call_soon(asking.cancel)
+                was_cut.set()
+                return found
+
+            monkeypatch.setattr(consumer.operations, "_assert_subscription", cut)
+            asking = asyncio.create_task(consumer.listen(Interest()))
+            await was_cut.wait()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await until(lambda: consumer.operations.listeners == [], what="the end of the listener")
+
+    asyncio.run(test())
 
 
 @both

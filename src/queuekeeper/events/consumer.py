@@ -215,14 +215,27 @@ class AsyncEventConsumer(_OfGroup, AsyncEventService[None]):
     @checked
     async def listen_to(self, interest: Interest) -> tuple[AsyncListener, Subscription]:
         """Return a listener, as :meth:`listen` does, and its subscription."""
+        made: list[AsyncListener] = []
+        is_wanted = True
 
         def make(subscription_id: str) -> AsyncListener:
             limit = self._rules.listener_events
-            return AsyncListener(subscription_id, limit=limit, forget=lambda one: self.tell(Left(one)))
+            listener = AsyncListener(subscription_id, limit=limit, forget=lambda one: self.tell(Left(one)))
+            made.append(listener)
+            if not is_wanted:
+                listener.close()
+            return listener
 
-        found: tuple[AsyncListener, Subscription] = await self._ask(
-            lambda: self.operations.add_listener(interest, make)
-        )
+        try:
+            found: tuple[AsyncListener, Subscription] = await self._ask(
+                lambda: self.operations.add_listener(interest, make)
+            )
+        except BaseException:
+            # The consumer may make it before or after a cancellation of the caller, who would never close it.
+            is_wanted = False
+            for listener in made:
+                listener.close()
+            raise
         return found
 
     @checked
