@@ -858,6 +858,39 @@ def test_integer_keys_stay_ahead_of_the_data(table: Connection, type_name: str) 
     assert table.execute("SELECT min(n), max(n) FROM log").fetchone() == (3000, 6999)
 
 
+@pytest.mark.parametrize("key", ["bigint NOT NULL", "bigint PRIMARY KEY"])
+def test_integer_keys_within_their_retention_stay_whether_an_index_tells_the_highest_one_or_not(
+    table: Connection, key: str
+) -> None:
+    table.execute(f"CREATE TABLE log (n {key}) PARTITION BY RANGE (n)")
+    policy = PartitionPolicy(table="public.log", step="1000", ahead="3000", retention="500", deadline_s=20)
+    create(table, policy)
+    table.execute("INSERT INTO log SELECT generate_series(0, 1010)")
+    retire(table, policy)
+    assert table.execute("SELECT count(*) FROM log WHERE n >= 1010 - 500").fetchone() == (501,)
+
+    table.execute("INSERT INTO log SELECT generate_series(1011, 2499)")
+    retire(table, policy)
+    assert table.execute("SELECT min(n) FROM log").fetchone() == (1000,)
+
+
+def test_wrong_integer_key_far_ahead_retires_nothing(table: Connection) -> None:
+    wrong = 9 * 10**12
+    table.execute("CREATE TABLE log (n bigint PRIMARY KEY) PARTITION BY RANGE (n)")
+    policy = PartitionPolicy(table="public.log", step="1000", ahead="1000", retention="1500", deadline_s=20)
+    create(table, policy)
+    table.execute("CREATE TABLE log_2 PARTITION OF log FOR VALUES FROM (1000) TO (2000)")
+    table.execute("CREATE TABLE log_rest PARTITION OF log FOR VALUES FROM (2000) TO (MAXVALUE)")
+    table.execute("INSERT INTO log SELECT generate_series(0, 2400)")
+    table.execute("INSERT INTO log VALUES (%s)", [wrong])
+
+    plan = plan_retirement(table, policy=policy, now_ms=NOW)
+    assert (plan.steps, plan.limit) == ((), "900")
+    assert str(wrong) in found(plan, FindingKind.FAR_FUTURE)[0]
+    believed = replace(policy, far_future=str(2**63 - 1))
+    assert len(plan_retirement(table, policy=believed, now_ms=NOW).steps) == 2
+
+
 def test_integer_keys_end_where_their_type_ends(table: Connection) -> None:
     table.execute("CREATE TABLE log (n smallint PRIMARY KEY) PARTITION BY RANGE (n)")
     table.execute("CREATE TABLE log_a PARTITION OF log FOR VALUES FROM (30000) TO (32000)")

@@ -230,12 +230,15 @@ def any_row(connection: Connection, rows: sql.Composable) -> bool:
     return bool(row and row[0])
 
 
-def _rows(table: PartitionedTable, partition: Partition, above: int | None = None) -> sql.Composed:
+def _rows(
+    table: PartitionedTable, partition: Partition, above: int | None = None, at_most: int | None = None
+) -> sql.Composed:
     """Return the FROM clause that reads a partition's rows.
 
     Rights on a table give none on its partitions, so a role without these reads the range of the table.
 
     :param above: only rows from this key on.
+    :param at_most: only rows up to this key.
     """
     lower = None if table.is_ours or partition.range is None else partition.lower
     upper = None if table.is_ours or partition.range is None else partition.upper
@@ -244,7 +247,7 @@ def _rows(table: PartitionedTable, partition: Partition, above: int | None = Non
     key = sql.Identifier(table.key.column)
     conditions = [
         sql.SQL("{} {} {}").format(key, sql.SQL(sign), sql.Literal(bound))
-        for sign, bound in ((">=", lower), ("<", upper))
+        for sign, bound in ((">=", lower), ("<", upper), ("<=", None if at_most is None else table.key.text(at_most)))
         if bound is not None
     ]
     name = (
@@ -264,13 +267,35 @@ def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
     for each in reversed(table.partitions):
         if each.pending or each.range is None or not has_rows(connection, table, each):
             continue
-        indexed = connection.execute(
-            statement(f"{_QUERIES}has_key_index"), {"partition_oid": each.oid, "key_column": table.key.column}
-        ).fetchone()
-        if (indexed and indexed[0]) or each.range.upper is None:
+        if each.range.upper is None or _has_key_index(connection, table, each):
             return _extreme(connection, table, each, "max")
         return each.range.upper - 1
     return None
+
+
+def reached_key(connection: Connection, table: PartitionedTable, *, at_most: int) -> int | None:
+    """Return a key that the table has reached for certain; none when there are no rows.
+
+    Without an index on the key, it is the lower bound of the last partition with rows.
+
+    :param at_most: a key beyond this one is taken for wrong, and tells nothing.
+    """
+    for each in reversed(table.partitions):
+        if each.pending or each.range is None or not has_rows(connection, table, each):
+            continue
+        if None not in (each.range.lower, each.range.upper) and not _has_key_index(connection, table, each):
+            return each.range.lower
+        found = _extreme(connection, table, each, "max", at_most=at_most)
+        if found is not None:
+            return found
+    return None
+
+
+def _has_key_index(connection: Connection, table: PartitionedTable, partition: Partition) -> bool:
+    row = connection.execute(
+        statement(f"{_QUERIES}has_key_index"), {"partition_oid": partition.oid, "key_column": table.key.column}
+    ).fetchone()
+    return bool(row and row[0])
 
 
 def _extreme(
@@ -279,10 +304,11 @@ def _extreme(
     partition: Partition,
     function: LiteralString,
     above: int | None = None,
+    at_most: int | None = None,
 ) -> int | None:
     # The key's text has to have the form of a bound, whatever type the column has.
     query = sql.SQL("SELECT {}({})::text FROM {}").format(
-        sql.SQL(function), sql.Identifier(table.key.column), _rows(table, partition, above)
+        sql.SQL(function), sql.Identifier(table.key.column), _rows(table, partition, above, at_most)
     )
     row = connection.execute(query).fetchone()
     return None if row is None or row[0] is None else table.key.position(str(row[0]))

@@ -17,6 +17,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     foreign_keys,
     has_rows,
     highest_key,
+    reached_key,
     read_table,
     row_shape,
     schema_rights,
@@ -167,7 +168,10 @@ def _surveyed(
     base = max([*near, *([] if now is None else [now])], default=first)
     last_edge = table.key.last_edge()
     end = found.step.ceiling(found.ahead.after(base))
-    of_retention = now if now is not None else highest
+    of_retention = now
+    if now is None and found.retention is not None:
+        # Nothing may leave early: neither for a wrong key far ahead, nor for keys that a partition may not have yet.
+        of_retention = reached_key(connection, table, at_most=cap if last_edge is None else min(cap, last_edge))
     return Survey(
         table=table,
         policy=policy,
