@@ -313,7 +313,8 @@ def test_what_belongs_to_the_table_is_kept_there_and_back(connection: Connection
 def test_odd_names_and_keys_of_several_columns(connection: Connection, control_schema: None) -> None:
     connection.execute(
         'CREATE SCHEMA "My %s"; CREATE TABLE "My %s"."Odd ""one""" ("A b" text COLLATE "C", "%c" uuid DEFAULT '
-        'gen_random_uuid(), queuekeeper_row int, "Day" date, theirs float8, PRIMARY KEY ("A b", "%c", "Day"));'
+        'gen_random_uuid(), queuekeeper_row int, "Day" date, theirs float8, number int DEFAULT 1, noted int DEFAULT 2, '
+        'PRIMARY KEY ("A b", "%c", "Day", number, noted));'
     )
     connection.execute(
         'INSERT INTO "My %s"."Odd ""one""" ("A b", "Day", theirs) SELECT E\'it\'\'s \\\\ \' || i % 3, '

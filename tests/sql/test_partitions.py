@@ -18,6 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psycopg import sql
 from typer.testing import CliRunner
 
 from queuekeeper import postgres
@@ -1203,6 +1204,18 @@ def test_partition_that_is_partitioned_further_is_retired_whole(table: Connectio
     (record,) = retired_partitions(table)
     assert apply(table, plan_reattachment(table, policy=policy, retired_id=record.retired_id, now_ms=later)).done
     assert table.execute("SELECT count(*) FROM readings").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("name", ["change", 'Odd "one" %'])
+def test_default_is_drained_whatever_the_columns_of_its_key_are_called(table: Connection, name: str) -> None:
+    column = sql.Identifier(name).as_string(None)
+    table.execute(
+        f"CREATE TABLE log (at timestamptz, {column} int, PRIMARY KEY ({column}, at)) PARTITION BY RANGE (at)".encode()
+    )
+    table.execute("CREATE TABLE log_default PARTITION OF log DEFAULT")
+    table.execute("INSERT INTO log SELECT '2026-11-20', n FROM generate_series(1, 20) AS n")
+    create(table, replace(POLICY, table="public.log"))
+    assert table.execute("SELECT count(*) FROM log_p20261120").fetchone() == (20,)
 
 
 def test_default_without_primary_key_is_left_to_a_person(table: Connection) -> None:

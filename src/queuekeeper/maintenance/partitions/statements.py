@@ -410,8 +410,12 @@ class Writer:
         keys, columns = _list(self._key_columns), _list(self._columns)
         same = sql.SQL("({}) IN (SELECT {} FROM {})").format(keys, keys, taken)
         return (
-            self._say(sql.SQL("CREATE TABLE {} AS SELECT {}, ctid AS change FROM {}").format(taken, keys, changes)),
-            self._say(sql.SQL("DELETE FROM {} WHERE ctid IN (SELECT change FROM {})").format(changes, taken)),
+            self._say(
+                sql.SQL("CREATE TABLE {} AS SELECT {}, ctid AS queuekeeper_change FROM {}").format(taken, keys, changes)
+            ),
+            self._say(
+                sql.SQL("DELETE FROM {} WHERE ctid IN (SELECT queuekeeper_change FROM {})").format(changes, taken)
+            ),
             self._say(sql.SQL("DELETE FROM {} WHERE {}").format(whole, same)),
             self._say(
                 # A row in conflict was changed since, and the next round repeats that change.

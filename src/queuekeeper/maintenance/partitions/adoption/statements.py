@@ -193,8 +193,9 @@ class Statements:
         """
         keys = self.table.keys
         return sql.SQL(
-            "SELECT {texts}, number FROM (SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS number FROM {table} "
-            "WHERE {after} ORDER BY {keys} LIMIT {batch_rows}) AS batch ORDER BY number DESC LIMIT 1"
+            "SELECT {texts}, queuekeeper_number FROM (SELECT {keys}, row_number() OVER (ORDER BY {keys}) "
+            "AS queuekeeper_number FROM {table} WHERE {after} ORDER BY {keys} LIMIT {batch_rows}) AS batch "
+            "ORDER BY queuekeeper_number DESC LIMIT 1"
         ).format(
             texts=sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(each)) for each in keys),
             keys=_list(keys),
