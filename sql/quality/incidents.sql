@@ -21,6 +21,6 @@ SELECT
 FROM queuekeeper.incidents
 WHERE
     (closed_at IS NULL OR %(closed)s)
-    AND (%(incident_id)s::bigint IS NULL OR incident_id = %(incident_id)s)
+    AND (%(incident_id)s::numeric IS NULL OR incident_id = %(incident_id)s)
 ORDER BY closed_at DESC NULLS FIRST, last_seen_at DESC, incident_id DESC
 LIMIT 1000

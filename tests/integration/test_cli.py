@@ -330,6 +330,23 @@ def test_wrong_usage_ends_with_2_before_anything_is_asked(arguments: tuple[str, 
     fails(*arguments, code=2, words=re.escape(words))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "partitions reattach NUMBER",
+        "partitions restore NUMBER",
+        "quality known remove NUMBER",
+        "quality incidents own NUMBER --owner ops --reason why --until 2100-01-01",
+        "quality incidents close NUMBER --reason why",
+        "sessions quarantine NUMBER",
+    ],
+)
+def test_a_number_beyond_all_that_are_given_out_is_one_that_is_not_there(recorded: str, command: str) -> None:
+    number = str(10**20)
+    words = command.replace("NUMBER", number).split()
+    commands.fails(*words, "--postgres-url", recorded, code=2, words=f" {number}( was|:)")
+
+
 def test_the_control_schema_is_made_once(postgres_url: str) -> None:
     first = as_json("database", "migrate", "--postgres-url", postgres_url)
     again = as_json("database", "migrate", "--postgres-url", postgres_url)

@@ -24,5 +24,5 @@ SELECT
 FROM queuekeeper.retired_partitions
 WHERE
     (%(table)s::text IS NULL OR table_name = %(table)s)
-    AND (%(retired_id)s::bigint IS NULL OR retired_id = %(retired_id)s)
+    AND (%(retired_id)s::numeric IS NULL OR retired_id = %(retired_id)s)
 ORDER BY retired_id
