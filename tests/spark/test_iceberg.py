@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ POLICY = PartitionPolicy(table=VISITS, step="1 month", ahead="1 month", retentio
 class Table:
     """A table with a partition for each of three months; each test retires what it needs."""
 
+    policy = POLICY
+
     def __init__(self, connection: Connection, spark: SparkSession, archives: Path | str) -> None:
         self.connection, self.spark, self.archives = connection, spark, archives
         schema_migrations.migrate(connection)
@@ -74,10 +77,10 @@ class Table:
         ]
 
     def retire(self) -> None:
-        self.apply(plan_retirement(self.connection, policy=POLICY, now_ms=system_clock()))
+        self.apply(plan_retirement(self.connection, policy=self.policy, now_ms=system_clock()))
 
     def archive(self) -> None:
-        for record in retired_partitions(self.connection, table=VISITS):
+        for record in retired_partitions(self.connection, table=self.policy.table):
             if record.archived_at is None:
                 archive_partition(
                     self.spark,
@@ -93,7 +96,7 @@ class Table:
         return register(
             by or self.connection,
             postgres_url=url_of(self.connection),
-            table=VISITS,
+            table=self.policy.table,
             directory=self.archives,
             now_ms=now_ms or system_clock(),
             kept_snapshots_ms=DAY_MS,
@@ -112,7 +115,7 @@ class Table:
     def query(self, text: str, lower: str | None = None, upper: str | None = None) -> QueryReport:
         return query(
             postgres_url=url_of(self.connection),
-            table=VISITS,
+            table=self.policy.table,
             text=text,
             directory=self.archives,
             lower=lower,
@@ -358,3 +361,43 @@ def test_schema_follows_the_table_and_what_returns_leaves_the_catalog(table: Tab
     later = table.register(now_ms=system_clock() + 2 * DAY_MS)
     assert later.expired_snapshots > 0
     assert table.query("SELECT count(*) FROM visits").rows == ((36,),)
+
+
+def test_keys_that_archives_hold_as_text_are_read_by_their_order_whatever_the_table_is_called(table: Table) -> None:
+    table.policy = replace(POLICY, table="public.cold")
+    table.connection.execute(
+        "CREATE TABLE cold (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at);"
+        "CREATE TABLE cold_0 PARTITION OF cold FOR VALUES FROM (MINVALUE) TO ('2026-02-01');"
+        "CREATE TABLE cold_now PARTITION OF cold FOR VALUES FROM ('2026-04-01') TO (MAXVALUE);"
+        "INSERT INTO cold VALUES ('-infinity', 1), ('0044-03-15 BC', 2), ('1800-01-01', 3), ('2026-01-01 05:00+00', 4),"
+        " ('2026-01-02', 5), (now(), 6), ('infinity', 7)"
+    )
+    save_policy(table.connection, table.policy)
+    table.retire()
+    table.archive()
+    table.register()
+    table.apply(plan_drop(table.connection, policy=table.policy, now_ms=system_clock()))
+
+    def numbers(lower: str | None = None, upper: str | None = None) -> list[int]:
+        return [n for (n,) in table.query("SELECT n FROM cold ORDER BY n", lower, upper).rows]
+
+    assert numbers() == numbers("-infinity") == [1, 2, 3, 4, 5, 6, 7]
+    assert numbers("2026-01-01") == [4, 5, 6, 7]
+    assert numbers("0100-01-01 BC", "2026-01-02 00:00+00") == [2, 3, 4]
+    assert numbers("infinity") == [7]
+    found = table.query("SELECT count(*) FROM public.cold")
+    assert (found.rows, found.hot_rows, found.cold_rows) == (((7,),), 2, 5)
+    (record,) = retired_partitions(table.connection, table="public.cold")
+    assert table.restore(record.retired_id) == 5
+
+
+def test_query_that_cannot_be_answered_is_refused_in_words(table: Table) -> None:
+    for lower in ("yesterday noon", "2026-02-30", "99999999999"):
+        with pytest.raises(UsageError, match=rf"^'{lower}' is no key of column at: "):
+            table.query("SELECT 1", lower)
+    for text in ("", " -- all of it"):
+        with pytest.raises(UsageError, match=r"^the query is refused: it is empty"):
+            table.query(text)
+    table.connection.execute('ALTER TABLE visits ADD COLUMN "N" int')
+    with pytest.raises(RefusedError, match=r"^columns n and N have the same name in the SQL of DuckDB"):
+        table.query("SELECT sum(n) FROM visits")

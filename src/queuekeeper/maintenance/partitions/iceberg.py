@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from psycopg import sql
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -30,7 +28,6 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
     ValidationError,
 )
-from pyiceberg.expressions import AlwaysFalse, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -53,6 +50,7 @@ from pyiceberg.utils.config import Config
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.locks import session_lock
 from queuekeeper.maintenance.partitions.catalog import read_table
+from queuekeeper.maintenance.partitions.key_range import KeyRange
 from queuekeeper.maintenance.partitions.manifest import ROWS, Manifest
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.restore import RowSource
@@ -148,34 +146,22 @@ def rows_of_catalog(
     iceberg_table, within = found, _within(connection, record)
 
     def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
-        with _reached():
-            yield from iceberg_table.scan(row_filter=within, selected_fields=tuple(names)).to_arrow_batch_reader()
+        if within is not None:
+            with _reached():
+                yield from within.rows(iceberg_table, columns=names)
 
     return RowSource(
         place=f"catalog {CATALOG}, table {record.table}", manifest=manifest, check=lambda: None, batches=batches
     )
 
 
-def _within(connection: Connection, record: RetiredPartition) -> BooleanExpression:
-    """Return what is true for the keys of an archived partition."""
+def _within(connection: Connection, record: RetiredPartition) -> KeyRange | None:
+    """Return the range of the keys of an archived partition; none without rows."""
     content = _archive(record)["content"]
     if not content["rows"]:
-        return AlwaysFalse()
+        return None
     key = read_table(connection, record.table, only_read=True).key
-    first, last = (key_value(connection, content[name], key.type_name) for name in ("key_first", "key_last"))
-    column = Reference(key.column)
-    return And(GreaterThanOrEqual(term=column, value=first), LessThanOrEqual(term=column, value=last))
-
-
-def key_value(connection: Connection, text: str, type_name: str) -> Any:
-    """Return a key as Iceberg's filters take it.
-
-    :param text: as SQL writes it.
-    """
-    with translated_errors(connection), connection.transaction():
-        row = connection.execute(sql.SQL("SELECT {}::{}").format(sql.Literal(text), sql.SQL(type_name))).fetchone()
-    assert row is not None
-    return row[0].isoformat() if isinstance(row[0], date) else row[0]
+    return KeyRange(key=key, first=content["key_first"], last=content["key_last"])
 
 
 @contextmanager
@@ -333,8 +319,8 @@ def registration_of(connection: Connection, found: Table | None, *, table: str) 
 
 def _holds(connection: Connection, table: Table, record: RetiredPartition) -> bool:
     """Whether an Iceberg table has as many rows in the range of an archived partition's keys as the archive."""
-    rows: int = _archive(record)["content"]["rows"]
-    return rows > 0 and table.scan(row_filter=_within(connection, record)).count() == rows
+    within = _within(connection, record)
+    return within is not None and within.count(table) == _archive(record)["content"]["rows"]
 
 
 def _files_of(records: Iterable[RetiredPartition]) -> dict[str, RetiredPartition]:

@@ -16,21 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import psycopg
 import pyarrow as pa
 from psycopg import sql
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThan, Reference
 from pyiceberg.table import Table as IcebergTable
 
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.maintenance.partitions.catalog import read_table, relations
-from queuekeeper.maintenance.partitions.iceberg import catalog_of, find_iceberg_table, key_value, registration_of
+from queuekeeper.maintenance.partitions.iceberg import catalog_of, find_iceberg_table, registration_of
+from queuekeeper.maintenance.partitions.key_range import KeyRange
+from queuekeeper.maintenance.partitions.keys import Key
 from queuekeeper.maintenance.partitions.manifest import archived_columns, pin_texts
 from queuekeeper.maintenance.partitions.model import RetiredState
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.migration.spark.slices import export_snapshot, reading
-from queuekeeper.postgres import Connection, connect
+from queuekeeper.postgres import Connection, connect, server_words
 from queuekeeper.sql_statements import statement
+
+_COPIES = "queuekeeper_copies"
+"""Schema of the copies: in the table's own, they could have its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +79,17 @@ def query(
         tempfile.TemporaryDirectory(prefix="queuekeeper-query-") as folder,
         duckdb.connect(f"{folder}/rows.duckdb") as answering,
     ):
-        answering.execute("SET TimeZone = 'UTC'")
+        answering.execute(f"SET TimeZone = 'UTC'; CREATE SCHEMA {_COPIES}")
         hot, cold, name = _load(
             answering, postgres_url=postgres_url, table=table, directory=directory, lower=lower, upper=upper
         )
         # The query reads what was copied, and no file.
         answering.execute("SET enable_external_access = false; SET lock_configuration = true")
         try:
-            asked = answering.execute(text)
+            # A text without a statement has no answer, whatever its type says.
+            asked: duckdb.DuckDBPyConnection | None = answering.execute(text)
+            if asked is None:
+                raise UsageError(f"the query is refused: it is empty; the table is called {name} in it")
             columns = tuple(str(each[0]) for each in asked.description or ())
             rows = asked.fetchmany(limit + 1)
         except duckdb.Error as error:
@@ -125,7 +133,8 @@ def _load(
     with connect(postgres_url) as connection:
         pin_texts(connection)
         seen = read_table(connection, table, only_read=True)
-        bounds = [None if each is None else key_value(connection, each, seen.key.type_name) for each in (lower, upper)]
+        first, end = (None if each is None else _key_text(connection, seen.key, each) for each in (lower, upper))
+        within = KeyRange(key=seen.key, first=first, end=end)
         with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
             iceberg_table = find_iceberg_table(connection, catalog, table=table)
             connection.commit()
@@ -137,7 +146,7 @@ def _load(
             for number, relation in enumerate([seen.name, *_outside(connection, iceberg_table, table=table)]):
                 for_key = [
                     sql.SQL("{} {} {}").format(sql.Identifier(seen.key.column), sql.SQL(sign), sql.Literal(value))
-                    for sign, value in ((">=", lower), ("<", upper))
+                    for sign, value in ((">=", first), ("<", end))
                     if value is not None
                 ]
                 with reading(postgres_url, snapshot=snapshot, pin=statement("maintenance/pin_texts")) as cursor:
@@ -145,15 +154,30 @@ def _load(
                     parts.append(_copy(answering, f"hot_{number}", cursor.fetch_record_batch()))
             cold = 0
             if iceberg_table is not None:
-                scan = iceberg_table.scan(row_filter=_filter(seen.key.column, *bounds))
-                cold = _copy(answering, "cold", scan.to_arrow_batch_reader())
+                cold = _copy(answering, "cold", within.rows(iceberg_table))
     names = [f"hot_{number}" for number in range(len(parts))] + (["cold"] if iceberg_table is not None else [])
-    union = " UNION ALL BY NAME ".join(f"SELECT * FROM {each}" for each in names)  # noqa: S608 - names of ours
+    union = " UNION ALL BY NAME ".join(f"SELECT * FROM {_COPIES}.{each}" for each in names)  # noqa: S608 - ours
     schema, name = (_quoted(each) for each in (seen.schema_name, seen.relation_name))
     answering.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; CREATE VIEW {schema}.{name} AS {union}")
-    path = f"main,{schema}".replace("'", "''")
+    path = schema.replace("'", "''")
     answering.execute(f"SET search_path = '{path}'")
     return sum(parts), cold, f"{schema}.{name}"
+
+
+def _key_text(connection: Connection, key: Key, text: str) -> str:
+    """Return a key as PostgreSQL writes it.
+
+    :param text: as SQL writes it.
+    :raises UsageError: when it is none.
+    """
+    cast = sql.SQL("SELECT {}::{}::text").format(sql.Literal(text), sql.SQL(key.type_name))
+    try:
+        with connection.transaction():
+            row = connection.execute(cast).fetchone()
+    except psycopg.DataError as error:
+        raise UsageError(f"{text!r} is no key of column {key.column}: {server_words(error)}") from error
+    assert row is not None
+    return str(row[0])
 
 
 def _quoted(name: str) -> str:
@@ -193,15 +217,6 @@ def _outside(connection: Connection, iceberg_table: IcebergTable | None, *, tabl
     ]
 
 
-def _filter(column: str, lower: Any, upper: Any) -> BooleanExpression:
-    found: BooleanExpression = AlwaysTrue()
-    if lower is not None:
-        found = And(found, GreaterThanOrEqual(term=Reference(column), value=lower))
-    if upper is not None:
-        found = And(found, LessThan(term=Reference(column), value=upper))
-    return found
-
-
 def _selection(connection: Connection, relation: str, where: Sequence[sql.Composable]) -> str:
     """Return the query for a table's rows, as archives have them."""
     found = connection.execute(statement("maintenance/archived_table"), {"table_name": relation}).fetchone()
@@ -223,8 +238,15 @@ def _selection(connection: Connection, relation: str, where: Sequence[sql.Compos
 
 
 def _copy(answering: duckdb.DuckDBPyConnection, name: str, rows: pa.RecordBatchReader) -> int:
+    known: dict[str, str] = {}
+    for column in rows.schema.names:
+        if (other := known.setdefault(column.lower(), column)) != column:
+            raise RefusedError(
+                f"columns {other} and {column} have the same name in the SQL of DuckDB, which does not tell capitals "
+                "from small letters: rename one, or read the archives with an engine that does"
+            )
     answering.register("arriving", rows)
-    answering.execute(f"CREATE TABLE {name} AS SELECT * FROM arriving")  # noqa: S608 - a name of ours
+    answering.execute(f"CREATE TABLE {_COPIES}.{name} AS SELECT * FROM arriving")  # noqa: S608 - names of ours
     answering.unregister("arriving")
-    ((count,),) = answering.execute(f"SELECT count(*) FROM {name}").fetchall()  # noqa: S608
+    ((count,),) = answering.execute(f"SELECT count(*) FROM {_COPIES}.{name}").fetchall()  # noqa: S608
     return int(count)
