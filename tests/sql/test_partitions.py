@@ -688,6 +688,22 @@ def retired(table: Connection) -> tuple[Connection, PartitionPolicy, int]:
     return table, policy, later
 
 
+def test_role_with_another_search_path_drops_what_was_archived(table: Connection, tmp_path: Path) -> None:
+    table.execute("CREATE SCHEMA types; CREATE TYPE types.mood AS ENUM ('fine')")
+    table.execute("ALTER TABLE readings ADD COLUMN mood types.mood DEFAULT 'fine'")
+    create(table)
+    insert(table, "2026-11-21 01:00:00")
+    later, policy = NOW + 11 * DAY_MS, replace(POLICY, quarantine_days=0)
+    create(table, policy, now_ms=later)
+    retire(table, policy, now_ms=later)
+    (record,) = retired_partitions(table)
+    table.execute("SET search_path TO types, public")
+    archive(table, record, tmp_path)
+    table.execute("RESET search_path")
+    report = apply(table, plan_drop(table, policy=policy, now_ms=later + 1), later + 1)
+    assert [(each.state, each.words) for each in report.outcomes] == [(StepState.DONE, "")]
+
+
 @pytest.mark.parametrize("purpose", ["drop", "reattach"])
 def test_table_that_took_the_name_of_one_in_quarantine_is_neither_dropped_nor_attached(
     retired: tuple[Connection, PartitionPolicy, int], purpose: str

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -409,14 +409,10 @@ def check_archive(connection: Connection, *, table: str, path: Path) -> Manifest
         pin_texts(connection)
         shape = describe_table(connection, table)
         content = table_content(connection, shape.name, columns=shape.columns, key=manifest.key)
-    of_table = (shape.system_identifier, shape.database, shape.oid, shape.columns, content)
-    of_archive = (
-        manifest.system_identifier,
-        manifest.database,
-        manifest.table_oid,
-        manifest.columns,
-        manifest.content,
-    )
+    # PostgreSQL's names of types differ between roles: a schema in the search path is left out.
+    own, archived = ([replace(each, type_name="") for each in columns] for columns in (shape.columns, manifest.columns))
+    of_table = (shape.system_identifier, shape.database, shape.oid, own, content)
+    of_archive = (manifest.system_identifier, manifest.database, manifest.table_oid, archived, manifest.content)
     if of_table != of_archive:
         raise CheckFailed(
             f"{shape.name} as it is now ({number_of(content.rows, 'row')}, hash {content.rows_hash}) is not what "
