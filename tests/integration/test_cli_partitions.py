@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -50,6 +51,14 @@ def old_partition(connection: Connection) -> None:
         f"CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('{edge}') TO ('{edge + timedelta(days=1)}')".encode()
     )
     connection.execute("INSERT INTO readings VALUES (%s)", [edge])
+
+
+def test_command_that_comes_next_can_be_pasted_whatever_the_table_is_called(connection: Connection) -> None:
+    name = """public."It's a $HOME log\""""
+    connection.execute(f"CREATE TABLE {name} (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)".encode())
+    said = run("set", name, *SET[2:]).stdout
+    command = said[said.index("Next: queuekeeper partitions ") :].removeprefix("Next: queuekeeper partitions ")
+    assert as_json(*shlex.split(command))["plans"][0]["table"] == name
 
 
 def test_from_policy_to_drop_and_back(connection: Connection) -> None:

@@ -122,7 +122,7 @@ def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules)
     policy = PartitionPolicy(table=found.name, **asdict(parameters))
     spans(policy, found.key)
     save_policy(call.connection, policy)
-    following = f"Next: queuekeeper partitions plan {policy.table}"
+    following = f"Next: queuekeeper partitions plan {quote(policy.table)}"
     return Shown(policy, lambda: [record(f"Policy of {policy.table}", policy), "", copied(following)])
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import duckdb
@@ -195,7 +196,7 @@ def _outside(connection: Connection, iceberg_table: IcebergTable | None, *, tabl
     if gone:
         raise RefusedError(
             f"the catalog does not name the archives of {table} as they are ({', '.join(dict.fromkeys(gone))}): "
-            f"`queuekeeper partitions register {table}` puts that right"
+            f"`queuekeeper partitions register {quote(table)}` puts that right"
         )
     unregistered = {each.retired_id for each in todo}
     # Rows of a drained DEFAULT partition are in other partitions.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import LiteralString
 
 import psycopg
@@ -157,7 +158,7 @@ class Work:
         if fingerprint(now) != fingerprint(self.definitions):
             raise StalePlan(
                 f"{self.table.name} was altered since its copy was made, so nothing was exchanged: remove the copy "
-                f"by `queuekeeper partitions adopt {self.table.name} --act back`, then adopt the table again"
+                f"by `queuekeeper partitions adopt {quote(self.table.name)} --act back`, then adopt the table again"
             )
 
     def check_columns(self) -> None:
@@ -211,8 +212,8 @@ class Work:
         if differing:
             raise CheckFailed(
                 f"{number_of(differing, 'row')} of the copy of {self.table.name} differ, and no change of them was "
-                "noted: a trigger was disabled, or somebody wrote into the copy. Nothing was exchanged. Remove the "
-                f"copy by `queuekeeper partitions adopt {self.table.name} --act back`, then adopt the table again"
+                "noted: a trigger was disabled, or somebody wrote into it. Nothing was exchanged. Remove the copy by "
+                f"`queuekeeper partitions adopt {quote(self.table.name)} --act back`, then adopt the table again"
             )
         return int(seen)
 
@@ -407,7 +408,7 @@ class Work:
                 raise RefusedError(
                     f"the copy of {self.table.name} takes {size / 2**20:,.0f} MiB, and may take "
                     f"{self.asked.disk_mib:,}: the table in use is untouched; remove the copy by `queuekeeper "
-                    f"partitions adopt {self.table.name} --act back`, and adopt it with more disk"
+                    f"partitions adopt {quote(self.table.name)} --act back`, and adopt it with more disk"
                 )
             why = ""
             if lag_s is not None and lag_s > self.asked.max_standby_lag_s:
