@@ -329,6 +329,19 @@ def test_odd_names_and_keys_of_several_columns(connection: Connection, control_s
     assert sorted(map(repr, connection.execute(f"SELECT * FROM {name}".encode()))) == content
 
 
+def test_integer_keys_at_the_ends_of_their_type_are_adopted_or_refused_in_words(
+    connection: Connection, control_schema: None
+) -> None:
+    connection.execute("CREATE TABLE jobs (id smallint PRIMARY KEY)")
+    connection.execute("INSERT INTO jobs SELECT unnest(ARRAY[-32768, -32767, 0, 32766, 32767])")
+    wish = asked("public.jobs", key="id", step="1000", ahead="200", widen_keys=False)
+    with pytest.raises(RefusedError, match=r"^column id holds 32767 in some row, the highest value of its type"):
+        planned(connection, wish)
+    connection.execute("DELETE FROM jobs WHERE id = 32767")
+    carry_out(connection, wish)
+    assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (4,)
+
+
 def test_a_table_is_adopted_by_an_integer_and_maintained_by_its_policy(
     connection: Connection, control_schema: None
 ) -> None:

@@ -917,6 +917,15 @@ def test_integer_keys_end_where_their_type_ends(table: Connection) -> None:
     table.execute("INSERT INTO log VALUES (32766)")
 
 
+def test_integer_keys_begin_where_their_type_begins(table: Connection) -> None:
+    table.execute("CREATE TABLE log (n smallint PRIMARY KEY) PARTITION BY RANGE (n)")
+    table.execute("CREATE TABLE log_default PARTITION OF log DEFAULT")
+    table.execute("INSERT INTO log VALUES (-32768), (-31500), (5)")
+    create(table, PartitionPolicy(table="public.log", step="1000", ahead="1000", far_future="5000"))
+    assert table.execute("SELECT count(*) FROM log").fetchone() == (3,)
+    assert table.execute("SELECT count(*) FROM log_default_2").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("type_name", ["date", "timestamp", "timestamptz", "timestamp(0)"])
 @pytest.mark.parametrize("step", ["1 day", "1 week", "1 month", "1 year"])
 def test_times_of_any_type_and_step(table: Connection, type_name: str, step: str) -> None:

@@ -324,7 +324,7 @@ def steps_with_rows(
         lowest = _extreme(connection, table, partition, "min", above)
         if lowest is None:
             break
-        found.append(Range(lower=step.floor(lowest), upper=step.next(lowest)))
+        found.append(Range(lower=table.key.edge_before(step, lowest), upper=step.next(lowest)))
         above = found[-1].end
     return found
 

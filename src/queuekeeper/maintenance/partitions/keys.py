@@ -273,6 +273,12 @@ class Key:
         if width and step.size >= 1 << (width - 1):
             raise InvalidPolicy(f"step is {text!r}: it does not fit into the {self.type_name} column {self.column}")
 
+    def edge_before(self, step: Span, position: int) -> int:
+        """Return the edge of a step at or before a position, or the lowest value of the type where that is higher."""
+        width = _WIDTHS.get(self.type_name)
+        edge = step.floor(position)
+        return max(edge, -(1 << (width - 1))) if width else edge
+
     def last_edge(self) -> int | None:
         """Return the highest bound of an integer type; none for other types."""
         width = _WIDTHS.get(self.type_name)

@@ -95,7 +95,7 @@ class Survey:
         """Position from which partitions are needed; keys beyond their retention need none."""
         rows = [each for each in self.default_steps if each.end <= self.cap]
         first = min((each.start for each in [*self.table.ranges, *rows]), default=self.base)
-        floor = self.spans.step.floor(self.base)
+        floor = self.table.key.edge_before(self.spans.step, self.base)
         start = min(first, floor)
         return start if self.limit is None else max(start, min(self.spans.step.floor(self.limit), floor))
 

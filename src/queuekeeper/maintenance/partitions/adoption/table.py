@@ -174,7 +174,14 @@ def extremes(connection: Connection, table: sql.Identifier, key: Key, where: sql
         raise RefusedError(
             f"column {key.column} holds infinity in some row, for which there is no partition: correct these rows"
         )
-    return key.position(row[0]), key.position(row[1])
+    lowest, highest = key.position(row[0]), key.position(row[1])
+    # The upper bound of a partition is no key of its own.
+    if highest == key.last_edge():
+        raise RefusedError(
+            f"column {key.column} holds {row[1]} in some row, the highest value of its type, for which there is no "
+            "partition: correct these rows"
+        )
+    return lowest, highest
 
 
 def too_many(count: int, asked: AdoptionParameters, lowest: str, highest: str) -> RefusedError:

@@ -111,7 +111,7 @@ class Work:
         points = [*(rows or ()), *([] if now is None else [now])] or [0]
         lowest, present = min([*points, *(each.start for each in copy.ranges)]), max(points)
         end = found.step.ceiling(found.ahead.after(present))
-        start = found.step.floor(lowest)
+        start = key.edge_before(found.step, lowest)
         last = key.last_edge()
         end = max([end if last is None else min(end, last), *(each.end for each in copy.ranges)])
         wanted = missing(copy.ranges, step=found.step, start=start, now=start, end=end, at_most=policy.at_most + 1)
