@@ -363,6 +363,33 @@ def test_schema_follows_the_table_and_what_returns_leaves_the_catalog(table: Tab
     assert table.query("SELECT count(*) FROM visits").rows == ((36,),)
 
 
+def test_rows_of_a_restored_partition_are_counted_once_until_it_is_back_in_its_table(table: Table) -> None:
+    def counted() -> tuple[Any, ...]:
+        return table.query("SELECT count(*), sum(n) FROM visits").rows
+
+    everything = ((35, 6180),)
+    table.retire()
+    table.archive()
+    table.register()
+    table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+    for _ in range(2):
+        restore_partition(table.connection, retired_id=1, now_ms=system_clock())
+        assert counted() == everything
+        table.archive()
+        with pytest.raises(RefusedError, match=r"does not name .*visits_1.*`queuekeeper partitions register"):
+            counted()
+        again = table.register()
+        assert (again.added, again.removed, again.rows) == (("visits_1",), ("visits_1",), 30)
+        assert counted() == everything
+        table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+        assert counted() == everything
+    restore_partition(table.connection, retired_id=1, now_ms=system_clock())
+    table.archive()
+    table.apply(plan_reattachment(table.connection, policy=POLICY, retired_id=1, now_ms=system_clock()))
+    assert table.register().removed == ("visits_1",)
+    assert counted() == everything
+
+
 def test_keys_that_archives_hold_as_text_are_read_by_their_order_whatever_the_table_is_called(table: Table) -> None:
     table.policy = replace(POLICY, table="public.cold")
     table.connection.execute(

@@ -54,7 +54,7 @@ from queuekeeper.maintenance.partitions.key_range import KeyRange
 from queuekeeper.maintenance.partitions.manifest import ROWS, Manifest
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.restore import RowSource
-from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.maintenance.partitions.retired import FORMER, retired_partitions
 from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.sql_statements import statement
 
@@ -113,7 +113,7 @@ class Registration:
     :param iceberg_table: none before anything is registered.
     :param files: registered files by their addresses.
     :param missing: files to register, each with its partition.
-    :param returned: registered files of partitions that are in their table again.
+    :param returned: registered files of partitions that are in their table again, or have been archived anew.
     """
 
     table: str
@@ -137,7 +137,7 @@ def rows_of_catalog(
     """
     if not record.archive:
         raise RefusedError(f"retired partition {record.retired_id} ({record.partition_name}) has no archive")
-    manifest = Manifest.of({name: value for name, value in record.archive.items() if name != "path"})
+    manifest = Manifest.of({name: value for name, value in record.archive.items() if name not in {"path", FORMER}})
     with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
         found = find_iceberg_table(connection, catalog, table=record.table)
     if found is None:
@@ -289,10 +289,13 @@ def registration_of(connection: Connection, found: Table | None, *, table: str) 
     ]
     outside = _files_of(each for each in archived if each.state in _OUTSIDE)
     inside = _files_of(each for each in archived if each.state not in _OUTSIDE)
+    former = _files_of(archived, former=True)
     rewritten: set[int] = set()
-    if found is not None and files.keys() - outside.keys() - inside.keys():
+    if found is not None and files.keys() - outside.keys() - inside.keys() - former.keys():
         # Another engine has written rows anew: its files are known by no archive, so the rows are counted.
         unseen = {record.retired_id: record for path, record in (outside | inside).items() if path not in files}
+        for record in (each for path, each in former.items() if path in files):
+            unseen.pop(record.retired_id, None)
         rewritten = {number for number, record in unseen.items() if _holds(connection, found, record)}
         back = [
             record.partition_name
@@ -313,7 +316,7 @@ def registration_of(connection: Connection, found: Table | None, *, table: str) 
         missing={
             path: record for path, record in outside.items() if path not in files and record.retired_id not in rewritten
         },
-        returned={path: record for path, record in inside.items() if path in files and path not in outside},
+        returned={path: record for path, record in (former | inside).items() if path in files and path not in outside},
     )
 
 
@@ -323,12 +326,16 @@ def _holds(connection: Connection, table: Table, record: RetiredPartition) -> bo
     return within is not None and within.count(table) == _archive(record)["content"]["rows"]
 
 
-def _files_of(records: Iterable[RetiredPartition]) -> dict[str, RetiredPartition]:
+def _files_of(records: Iterable[RetiredPartition], *, former: bool = False) -> dict[str, RetiredPartition]:
+    """Return the files of archives by their addresses.
+
+    :param former: those of earlier archives of the same partitions.
+    """
     return {
-        _address(f"{record.archive['path']}/{ROWS}/{file['name']}"): record
+        _address(f"{archive['path']}/{ROWS}/{file['name']}"): record
         for record in records
-        if record.archive
-        for file in record.archive["files"]
+        for archive in (_archive(record).get(FORMER, ()) if former else [_archive(record)])
+        for file in archive["files"]
     }
 
 
@@ -373,10 +380,11 @@ def register(
         found = before.iceberg_table
         if not dry_run and catalog is not None:
             try:
-                for record, paths in _by_partition(before.missing):
-                    found = _add(catalog, before, found, record, paths)
+                # Removed first: what has been archived anew must not be there twice.
                 if found is not None and before.returned:
                     _remove(found, [before.files[path] for path in before.returned])
+                for record, paths in _by_partition(before.missing):
+                    found = _add(catalog, before, found, record, paths)
                 if found is not None:
                     expired = _expire(found, before_ms=now_ms - kept_snapshots_ms)
             except CommitFailedException as error:

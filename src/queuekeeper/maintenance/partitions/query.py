@@ -191,14 +191,15 @@ def _outside(connection: Connection, iceberg_table: IcebergTable | None, *, tabl
     :raises RefusedError: when rows are in archives alone that the catalog does not name, or in both.
     """
     known = registration_of(connection, iceberg_table, table=table)
-    todo = [*known.missing.values(), *known.returned.values()]
-    gone = [each.partition_name for each in todo if each.state is not RetiredState.QUARANTINED]
+    missing, returned = known.missing.values(), known.returned.values()
+    gone = [each.partition_name for each in missing if each.state is not RetiredState.QUARANTINED]
+    gone += [each.partition_name for each in returned]
     if gone:
         raise RefusedError(
             f"the catalog does not name the archives of {table} as they are ({', '.join(dict.fromkeys(gone))}): "
             f"`queuekeeper partitions register {quote(table)}` puts that right"
         )
-    unregistered = {each.retired_id for each in todo}
+    unregistered = {each.retired_id for each in missing}
     # Rows of a drained DEFAULT partition are in other partitions.
     retired = [each for each in retired_partitions(connection, table=table) if not each.drained_default]
     detaching = [each.partition_oid for each in retired if each.state is RetiredState.DETACHING]
@@ -213,7 +214,8 @@ def _outside(connection: Connection, iceberg_table: IcebergTable | None, *, tabl
         *(
             retired_name(connection, each)
             for each in retired
-            if each.state is RetiredState.QUARANTINED and (each.archived_at is None or each.retired_id in unregistered)
+            # One that was restored has the rows of its archive, which the catalog may name, and needs another.
+            if each.state is RetiredState.QUARANTINED and (each.archive is None or each.retired_id in unregistered)
         ),
     ]
 

@@ -19,6 +19,9 @@ from queuekeeper.maintenance.partitions.statements import check_constraint, crea
 from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.sql_statements import statement
 
+FORMER = "former"
+"""What a record of an archive has of the archives before it: their places and files."""
+
 _QUERIES = "maintenance/partitions/"
 
 
@@ -61,9 +64,17 @@ def load_retired(connection: Connection, retired_id: int) -> RetiredPartition:
 def record_archive(connection: Connection, *, retired_id: int, archive: Mapping[str, Any]) -> None:
     """Record the verified archive of a retired partition, which may then be dropped when its days are up.
 
+    The files of a former archive stay on record: the Iceberg catalog may name them.
+
     :param archive: manifest as JSON values, without payloads.
     :raises RefusedError: when the partition is not in quarantine.
     """
+    before = load_retired(connection, retired_id).archive or {}
+    former = list(before.get(FORMER, ()))
+    if before and before["path"] != archive["path"]:
+        former.append({"path": before["path"], "files": before["files"]})
+    if former:
+        archive = {**archive, FORMER: former}
     with translated_errors(connection):
         row = connection.execute(
             statement(f"{_QUERIES}record_archive"), {"retired_id": retired_id, "archive": Jsonb(dict(archive))}
