@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from queuekeeper import postgres
 from queuekeeper.cli.partitions import app
 from queuekeeper.errors import (
+    CheckFailed,
     ForeignOwner,
     InvalidPolicy,
     KeyFromFuture,
@@ -590,6 +591,43 @@ def test_dropped_partition_is_restored_by_a_command_from_where_its_archive_was_m
     assert json.loads(back.stdout)["path"] == str(moved)
     name = f"queuekeeper_retired.{record.partition_name}"
     assert table.execute(f"SELECT id FROM {name}".encode()).fetchall() == [(4711,)]
+
+
+@pytest.mark.parametrize("dropped", ["a disk"], indirect=True)
+def test_restore_that_fails_leaves_no_table_and_the_next_one_takes_the_columns_of_its_day(
+    dropped: tuple[Connection, RetiredPartition, Path],
+) -> None:
+    table, record, folder = dropped
+    file = folder / "rows" / "one.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-4] + b"cut.")
+    with pytest.raises(CheckFailed, match="differs from the manifest"):
+        restore_partition(table, retired_id=record.retired_id, now_ms=NOW)
+    assert load_retired(table, record.retired_id).state is RetiredState.DROPPED
+    assert table.execute("SELECT count(*) FROM pg_class WHERE relname = %s", [record.partition_name]).fetchone() == (0,)
+
+    file.write_bytes(whole)
+    table.execute("ALTER TABLE log ADD COLUMN late int DEFAULT 7")
+    restore_partition(table, retired_id=record.retired_id, now_ms=NOW)
+    policy = load_policy(table, "public.log")
+    undo = plan_reattachment(table, policy=policy, retired_id=record.retired_id, now_ms=NOW)
+    assert apply(table, undo).done
+    assert table.execute("SELECT id, late FROM log").fetchall() == [(4711, 7)]
+
+
+@pytest.mark.parametrize("dropped", ["a disk"], indirect=True)
+@pytest.mark.parametrize("schema", ["queuekeeper_retired", "public"])
+def test_partition_is_restored_under_another_name_where_its_own_is_taken(
+    dropped: tuple[Connection, RetiredPartition, Path], schema: str
+) -> None:
+    table, record, _ = dropped
+    table.execute(f"CREATE TABLE {schema}.{record.partition_name} (other int)".encode())
+    restore_partition(table, retired_id=record.retired_id, now_ms=NOW)
+    undo = plan_reattachment(table, policy=load_policy(table, "public.log"), retired_id=record.retired_id, now_ms=NOW)
+    assert apply(table, undo).done
+    assert table.execute("SELECT tableoid::regclass::text, id FROM log").fetchall() == [
+        (f"{record.partition_name}_2", 4711)
+    ]
 
 
 def test_partition_whose_archive_cannot_be_read_now_is_not_dropped(

@@ -30,6 +30,7 @@ from queuekeeper.maintenance.partitions.manifest import (
 from queuekeeper.maintenance.partitions.model import KIND, RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.policies import load_policy
 from queuekeeper.maintenance.partitions.retired import (
+    abandon_restore,
     archive_folder,
     bounds_text,
     finish_restore,
@@ -105,7 +106,13 @@ def restore_partition(
         found = connection.execute(statement("maintenance/archived_columns"), {"table_oid": parent.oid}).fetchall()
         _check_columns(rows, parent.name, [name for name, *_ in found])
         record = recreate_retired(connection, retired_id=retired_id)
-    report = load_rows(connection, rows, table=retired_name(connection, record))
+    try:
+        report = load_rows(connection, rows, table=retired_name(connection, record))
+    except Exception:
+        # A table without its rows would be no more than in the way, and have the columns of today for ever.
+        if not connection.closed:
+            abandon_restore(connection, record, now_ms=now_ms)
+        raise
     policy = load_policy(connection, record.table)
     finish_restore(connection, retired_id=retired_id, quarantine_days=policy.quarantine_days, now_ms=now_ms)
     effect = {"purpose": "restore", "partitions": [record.partition_name], "rows": report.content.rows}

@@ -11,11 +11,13 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
+from queuekeeper.maintenance.partitions.catalog import any_row, read_table, relations, schema_rights, taken_names
 from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
+from queuekeeper.maintenance.partitions.survey import names_free_in
 from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.sql_statements import statement
 
@@ -118,23 +120,54 @@ def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredParti
     if record.state is not RetiredState.DROPPED:
         raise RefusedError(_wrong_state(record, "it is recreated"))
     table = read_table(connection, record.table)
-    target = sql.Identifier(record.quarantine_schema, record.partition_name)
+    name = _free_name(connection, record)
+    target = sql.Identifier(record.quarantine_schema, name)
     with translated_errors(connection), connection.transaction():
         if not schema_rights(connection, record.quarantine_schema)[0]:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(record.quarantine_schema)))
         connection.execute(create_like(table, target))
         # Quoted by PostgreSQL.
         connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(target, sql.SQL(table.owner)))
-        connection.execute(check_constraint(table, target, record.lower, record.upper, name=record.partition_name))
+        connection.execute(check_constraint(table, target, record.lower, record.upper, name=name))
         connection.execute(
             statement(f"{_QUERIES}set_restoring"),
             {
                 "retired_id": retired_id,
                 "table_oid": table.oid,
+                "partition_name": name,
                 "relation": target.as_string(connection),
             },
         )
     return load_retired(connection, retired_id)
+
+
+def _free_name(connection: Connection, record: RetiredPartition) -> str:
+    """Return the name of a retired partition, or one like it where another table has taken that meanwhile."""
+    schemas = {"schema_name": record.schema_name, "quarantine_schema": record.quarantine_schema}
+    if not taken_names(connection, names=[record.partition_name], **schemas):
+        return record.partition_name
+    return names_free_in(connection, [cut_name(record.partition_name, room=3)], **schemas)[0]
+
+
+def abandon_restore(connection: Connection, record: RetiredPartition, *, now_ms: int) -> None:
+    """Remove a recreated partition that could not be loaded, unless it holds rows; its archive is as it was."""
+    target = sql.Identifier(record.quarantine_schema, record.partition_name)
+    with translated_errors(connection), connection.transaction():
+        if record.partition_oid in relations(connection, [record.partition_oid]):
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(target))
+            if any_row(connection, target):
+                return
+            connection.execute(sql.SQL("DROP TABLE {}").format(target))
+        connection.execute(
+            statement(f"{_QUERIES}end_retired"),
+            {
+                "table": record.table,
+                "partition_oid": record.partition_oid,
+                "former": [RetiredState.RESTORING.value],
+                "state": RetiredState.DROPPED.value,
+                "now_ms": now_ms,
+            },
+        )
 
 
 def finish_restore(connection: Connection, *, retired_id: int, quarantine_days: int, now_ms: int) -> RetiredPartition:
