@@ -955,6 +955,37 @@ def test_integer_keys_end_where_their_type_ends(table: Connection) -> None:
     table.execute("INSERT INTO log VALUES (32766)")
 
 
+@pytest.mark.parametrize("key", ["bigint GENERATED ALWAYS AS IDENTITY", "bigserial"])
+def test_integer_keys_of_a_queue_that_is_empty_again_and_again_stay_ahead_of_its_sequence(
+    table: Connection, key: str
+) -> None:
+    table.execute(f"CREATE TABLE jobs (n {key}, what text, PRIMARY KEY (n)) PARTITION BY RANGE (n)")
+    policy = PartitionPolicy(table="public.jobs", step="1000", ahead="2500", deadline_s=20)
+    create(table, policy)
+    for at in range(1, 8):
+        table.execute("INSERT INTO jobs (what) SELECT 'x' FROM generate_series(1, 1500)")
+        table.execute("DELETE FROM jobs")
+        create(table, policy, now_ms=NOW + at * 3_600_000)
+    seen = coverage(table, policy=policy, now_ms=NOW + 8 * 3_600_000)
+    assert (seen.covered_until, seen.head_room_met, seen.findings) == ("13000", True, ())
+
+
+def test_integer_keys_whose_newest_rows_were_taken_out_raise_no_alarm(table: Connection) -> None:
+    table.execute("CREATE TABLE log (n bigint PRIMARY KEY) PARTITION BY RANGE (n)")
+    policy = PartitionPolicy(table="public.log", step="1000", ahead="2500", deadline_s=20)
+    create(table, policy)
+    table.execute("INSERT INTO log SELECT generate_series(0, 900)")
+    create(table, policy, now_ms=NOW + 3_600_000)
+    table.execute("DELETE FROM log WHERE n > 100")
+    seen = coverage(table, policy=policy, now_ms=NOW + 7_200_000)
+    assert (seen.head_room_met, seen.inserts_fail_in_s, seen.keys_per_hour) == (True, None, None)
+    save_policy(table, policy)
+    (row,) = (
+        each for each in read_partitioned_tables(table, now_ms=NOW + 7_200_000) if each["table_name"] == "public.log"
+    )
+    assert row["intervals_ahead"] is None
+
+
 def test_integer_keys_begin_where_their_type_begins(table: Connection) -> None:
     table.execute("CREATE TABLE log (n smallint PRIMARY KEY) PARTITION BY RANGE (n)")
     table.execute("CREATE TABLE log_default PARTITION OF log DEFAULT")

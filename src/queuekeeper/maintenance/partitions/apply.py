@@ -26,9 +26,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     blockers,
     clashing_names,
     has_rows,
-    highest_key,
     is_detaching,
-    read_table,
     relations,
     schema_rights,
 )
@@ -130,14 +128,14 @@ def _paused(step: PlannedStep) -> StepOutcome:
 
 
 def _observe(connection: Connection, plan: PartitionPlan, now_ms: int) -> None:
-    table = read_table(connection, plan.table)
-    highest = highest_key(connection, table)
+    seen = survey(connection, policy=plan.policy, now_ms=plan.as_of_ms)
+    highest = seen.highest
     connection.execute(
         statement(f"{_QUERIES}save_observation"),
         {
             "table": plan.table,
             "observed_at_ms": now_ms,
-            "highest_key": None if highest is None else table.key.text(highest),
+            "highest_key": None if highest is None else seen.table.key.text(highest),
         },
     )
 

@@ -273,6 +273,17 @@ def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
     return None
 
 
+def last_given_key(connection: Connection, table: PartitionedTable) -> int | None:
+    """Return the last integer key that the key's own sequence has given out; none without one.
+
+    Rows of a queue come and go: the next key follows this one, also when no row is left.
+    """
+    row = connection.execute(
+        statement(f"{_QUERIES}last_given_key"), {"table_oid": table.oid, "key_column": table.key.column}
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
 def reached_key(connection: Connection, table: PartitionedTable, *, at_most: int) -> int | None:
     """Return a key that the table has reached for certain; none when there are no rows.
 

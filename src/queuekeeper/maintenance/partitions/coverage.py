@@ -138,4 +138,5 @@ def _keys_per_hour(seen: Survey, observed: list[tuple[int, str | None]]) -> floa
         return None
     at_ms, key = past[-1]
     hours = (seen.as_of_ms - at_ms) / 1_000 / _HOUR_S
-    return (seen.highest - key) / hours if hours > 0 else None
+    # Where the newest rows were taken out, their keys tell nothing.
+    return (seen.highest - key) / hours if hours > 0 and seen.highest > key else None

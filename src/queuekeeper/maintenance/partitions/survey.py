@@ -17,6 +17,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     foreign_keys,
     has_rows,
     highest_key,
+    last_given_key,
     reached_key,
     read_table,
     row_shape,
@@ -41,7 +42,7 @@ class Survey:
     """State of a table at an instant.
 
     :param now: position of the clock; none for integers.
-    :param highest: highest key outside DEFAULT; none when there are no rows.
+    :param highest: highest key outside DEFAULT, or that the key's sequence has given out; none when there is neither.
     :param base: position that partitions have to be ahead of: the clock, or data not too far ahead of it.
     :param cap: position beyond which no partitions are created for data.
     :param end: position that partitions have to reach.
@@ -161,6 +162,9 @@ def _surveyed(
     columns, key_columns = row_shape(connection, table.default) if table.default else ((), ())
     bounded_end = max((each.end for each in table.ranges if each.upper is not None), default=0)
     cap = found.far_future.after(now if now is not None else bounded_end)
+    given = last_given_key(connection, table) if now is None else None
+    if given is not None and given <= cap:
+        highest = given if highest is None else max(given, highest)
     data = [each.end - 1 for each in default_steps] + ([] if highest is None else [highest])
     # The broker stores later events elsewhere, and its overflow takes all keys: no partitions are created for its data.
     near = [] if table.name in TABLES else [each for each in data if each <= cap]
