@@ -332,7 +332,8 @@ def test_odd_names_and_keys_of_several_columns(connection: Connection, control_s
 def test_integer_keys_at_the_ends_of_their_type_are_adopted_or_refused_in_words(
     connection: Connection, control_schema: None
 ) -> None:
-    connection.execute("CREATE TABLE jobs (id smallint PRIMARY KEY)")
+    connection.execute("CREATE DOMAIN small AS smallint; CREATE DOMAIN job_id AS small")
+    connection.execute("CREATE TABLE jobs (id job_id PRIMARY KEY)")
     connection.execute("INSERT INTO jobs SELECT unnest(ARRAY[-32768, -32767, 0, 32766, 32767])")
     wish = asked("public.jobs", key="id", step="1000", ahead="200", widen_keys=False)
     with pytest.raises(RefusedError, match=r"^column id holds 32767 in some row, the highest value of its type"):

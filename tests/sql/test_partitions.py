@@ -1009,8 +1009,8 @@ def test_times_of_any_type_and_step(table: Connection, type_name: str, step: str
 
 
 def test_event_ids_are_kept_by_their_time(table: Connection) -> None:
-    table.execute("CREATE DOMAIN event_id AS varchar(24)")
-    table.execute('CREATE TABLE "My Log" (id event_id PRIMARY KEY) PARTITION BY RANGE (id)')
+    table.execute("CREATE DOMAIN event_id AS varchar(24); CREATE DOMAIN log_id AS event_id")
+    table.execute('CREATE TABLE "My Log" (id log_id PRIMARY KEY) PARTITION BY RANGE (id)')
     policy = PartitionPolicy(
         table='public."My Log"', step="30 minutes", ahead="3 hours", retention="1 hour", archive=False
     )

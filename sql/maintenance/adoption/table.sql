@@ -9,7 +9,7 @@ SELECT
     pg_has_role(relation.relowner, 'USAGE') AS may_alter,
     coalesce(identity.names, '{}') AS keys,
     coalesce(identity.types, '{}') AS key_types,
-    format_type(coalesce(nullif(key_type.typbasetype, 0), key_type.oid), NULL) AS key_type,
+    -- include: key_type
     (
         SELECT array_agg(each.attname::text ORDER BY each.attnum)
         FROM pg_attribute AS each

@@ -9,7 +9,7 @@ SELECT
     partitioned.partstrat::text AS strategy,
     partitioned.partnatts::int AS key_columns,
     attribute.attname::text AS key_column,
-    format_type(coalesce(nullif(key_type.typbasetype, 0), key_type.oid), NULL) AS key_type, -- a domain's own
+    -- include: key_type
     nullif(partitioned.partdefid::bigint, 0) AS default_oid
 FROM pg_class AS relation
 INNER JOIN pg_namespace AS namespace ON relation.relnamespace = namespace.oid
