@@ -442,7 +442,7 @@ class ReferenceStore:
         is_first = True
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, bytes):
-                raise UsageError(f"line {number} of the export is a {type(line).__name__}: it must be bytes")
+                raise UsageError(f"line {number} of lines is a {type(line).__name__}: it must be bytes")
             if not line.strip():
                 continue
             try:

@@ -1095,7 +1095,7 @@ def test_import_counts_empty_lines_and_refuses_lines_of_text(world: World) -> No
         store.import_session(C, [b"", b"\n", lines[0], lines[1], b"{"])
     for number, line in enumerate(lines, start=1):
         text: Any = [*lines[: number - 1], line.decode(), *lines[number:]]
-        with pytest.raises(UsageError, match=rf"line {number} of the export is a str: it must be bytes"):
+        with pytest.raises(UsageError, match=rf"line {number} of lines is a str: it must be bytes"):
             store.import_session(C, text)
     assert not store.inspect(C).exists
     assert store.import_session(C, [b"\n", *lines, b""]).stored == 2

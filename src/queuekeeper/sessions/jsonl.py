@@ -110,7 +110,7 @@ def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int
     line_of: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, bytes):
-            raise UsageError(f"line {number} of the export is {shown(line)}: it must be bytes; read the file as bytes")
+            raise UsageError(f"line {number} of lines is {shown(line)}: it must be bytes; read the file as bytes")
         if not line.strip():
             continue
         try:
