@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
-from queuekeeper.checks import check_fields, check_integer
+from queuekeeper.checks import check_fields, check_integer, shown
 from queuekeeper.errors import UsageError
 from queuekeeper.operation import finished, is_coroutine_function, refuse_coroutine
 from queuekeeper.service.blocking import Threads
@@ -140,6 +140,11 @@ def with_rules(rules: Callable[P, R], kind: Makes[W, R, H], *, example: str) -> 
 
     def handler(*args: P.args, **kwargs: P.kwargs) -> Callable[[W], H]:
         known = inspect.signature(rules).parameters
+        if args:
+            raise UsageError(
+                f"handler got {shown(args[0])}: it must get its rules by name, such as @handler({example}), or none of "
+                "them: @handler()"
+            )
         for name in kwargs:
             if name not in known:
                 nearest = get_close_matches(name, known, n=1)
