@@ -40,13 +40,9 @@ def test_rules_of_a_handler_are_those_of_retry_rules_and_a_typing_error_is_named
         store.handler(**{misspelt: 8})
     with pytest.raises(UsageError, match=f"no rule 'zzz': there are {next(iter(of_rules))[0]}, "):
         store.handler(zzz=8)
-    with pytest.raises(
-        UsageError, match=r"handler got a function: .* by name, such as @handler\(.+\), or none .*: @handler\(\)"
-    ):
-
-        @store.handler
-        def work(message: Any) -> None:
-            """Work."""
+    brackets = r"handler got .*: it must get its rules by name, such as @handler\(.+\), or none of them: @handler\(\)"
+    with pytest.raises(UsageError, match=brackets):
+        store.handler(print)
 
 
 def test_rules_that_fan_out_has_are_named_in_full() -> None:
