@@ -12,6 +12,7 @@ from queuekeeper.errors import MissingExtra
 _EXTRAS = {
     "queuekeeper.airflow.operators.spark": "",
     "queuekeeper.maintenance.partitions.iceberg": "iceberg",
+    "queuekeeper.maintenance.partitions.key_range": "iceberg",
     "queuekeeper.maintenance.partitions.query": "iceberg",
     "queuekeeper.airflow": "airflow",
     "queuekeeper.cli": "cli",
