@@ -431,6 +431,17 @@ def test_value_of_a_wrong_type_is_refused_in_one_sentence_for_every_parameter(mo
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_form_takes_no_integer_that_its_task_would_refuse(model: type[Parameters]) -> None:
+    for each in describe(model).values():
+        if each.kind is Kind.INTEGER:
+            value = float(each.said.least or 0)
+            with pytest.raises(UsageError):
+                model.of_texts({each.name: str(value)})
+            with pytest.raises(ParamValidationError, match=f"{each.name} is {value}: {each.rule}"):
+                field_of(each).resolve(value)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_defaults_and_examples_are_allowed_by_form_and_model(model: type[Parameters]) -> None:
     for each in describe(model).values():
         assert each.said.title

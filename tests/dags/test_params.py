@@ -155,6 +155,7 @@ def test_bad_values_are_refused_by_the_form(dag_bag: DagBag, dag_id: str, name: 
         ("fanout_repair", "queues", ["orders", "a\x07"], r"is 'a\\x07': each must be the name of a queue: 1 to 255 "),
         ("fanout_repair", "queues", ["orders", 5], "is 5: each must be the name of a queue: 1 to 255 "),
         ("session_migration", "cohort_count", 0, "is 0: it must be an integer from 1 to 16,384\n"),
+        ("session_migration", "limit", 1e3, "is 1000.0: it must be an integer from 1 to 65,535\n"),
         ("session_migration", "quarantine_cap_percent", 150.0, "is 150: it must be a number from 0 to 100\n"),
         ("session_migration", "mode", "hot", "is 'hot': it must be offline or online\n"),
         ("session_migration", "dry_run", "yes", "is 'yes': it must be true or false\n"),

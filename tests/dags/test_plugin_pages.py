@@ -355,8 +355,8 @@ def test_value_outside_the_bounds_is_refused_before_airflow_is_asked(browser: Br
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 
-@pytest.mark.parametrize("limit", ["9" * 5_000, "NaN", "-Infinity", "1e999"])
-def test_number_that_no_request_can_hold_is_refused_in_words(browser: Browser, airflow: Airflow, limit: str) -> None:
+@pytest.mark.parametrize("limit", ["9" * 5_000, "NaN", "-Infinity", "1e999", "1e3", "1000.0"])
+def test_number_that_no_task_could_read_is_refused_in_words(browser: Browser, airflow: Airflow, limit: str) -> None:
     form = {"remedy": '"repair_ttl"', "limit": limit, "more": "{}"}
 
     answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)

@@ -1,9 +1,10 @@
 """Has Airflow refuse wrong values of parameters in the words of commands and operators.
 
 The schema of each field of a form names a dialect of JSON schema as its ``$schema``. It has all of 2020-12, but its
-errors say the rule that the schema states as ``errorMessage``; and its keyword ``check`` carries out the check that a
-parameter declares. A process knows the dialect once it has imported this module: those that read DAGs, their tasks, and
-each that loads the plugin, such as the API server. Elsewhere JSON schema refuses the same bounds in its own words.
+errors say the rule that the schema states as ``errorMessage``; its keyword ``check`` carries out the check that a
+parameter declares; and ``1000.0``, also written ``1e3``, is no integer, as it is none for operators and commands. A
+process knows the dialect once it has imported this module: those that read DAGs, their tasks, and each that loads the
+plugin, such as the API server. Elsewhere JSON schema refuses the same bounds in its own words.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def _in_our_words(keyword: str, errors_of: Any) -> Any:
     return errors
 
 
+def _is_integer(_: object, value: object) -> bool:
+    return type(value) is int
+
+
 _STANDARD = str(Draft202012Validator.META_SCHEMA["$id"])
 
 create(
@@ -70,5 +75,5 @@ create(
         for keyword, errors in {**Draft202012Validator.VALIDATORS, "check": _check}.items()
     },
     version="queuekeeper",
-    type_checker=Draft202012Validator.TYPE_CHECKER,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
 )
