@@ -78,8 +78,11 @@ def _address(parameters: dict[str, Any]) -> str:
     return f"{host}:{parameters.get('port') or 5432}"
 
 
-def _parse(url: str) -> dict[str, Any]:
-    """Take a URL apart; no message repeats any part of it, since a misplaced password may stand anywhere."""
+def read_url(url: str) -> dict[str, Any]:
+    """Return the options of libpq that a URL gives, the password among them.
+
+    :raises UsageError: when the URL does not parse. It repeats no part of it: a password may stand anywhere.
+    """
     advice = "write postgresql://user:password@host:port/database and percent-encode special characters of the password"
     try:
         parameters = dict(conninfo_to_dict(url))
@@ -248,7 +251,7 @@ def _exact(digits: str) -> int:
 
 
 def _arguments(url: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    parameters = _parse(url)
+    parameters = read_url(url)
     arguments = {"connect_timeout": CONNECT_TIMEOUT_S} | parameters
     # A name of the caller's would hide us from the operator who looks for our backends.
     return parameters, arguments | {"application_name": APPLICATION_NAME, "client_encoding": "utf8"}
@@ -276,7 +279,7 @@ def address_of(url: str) -> str:
 
     :raises UsageError: when the URL does not parse.
     """
-    return _address(_parse(url))
+    return _address(read_url(url))
 
 
 def is_local(connection: psycopg.BaseConnection[Any]) -> bool:
@@ -289,7 +292,7 @@ def loopback_host(url: str) -> str | None:
 
     :raises UsageError: when the URL does not parse.
     """
-    parameters = _parse(url)
+    parameters = read_url(url)
     hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
     return next((host or "localhost" for host in hosts if is_loopback(host)), None)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from queuekeeper import redis_client
+from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.embedded.airflow_server import AirflowServer
 from queuekeeper.errors import ServerUnavailable, UsageError
 
 pytestmark = pytest.mark.dags
@@ -40,6 +42,8 @@ def test_cluster_is_found_by_asking_it(connections: Connections, redis_cluster_u
         ({"host": "db", "login": "u", "password": "p@/:?#%", "port": 6000, "schema": "a b"},
          "postgresql://u:p%40%2F%3A%3F%23%25@db:6000/a%20b"),
         ({"host": "::1", "schema": "tbmq"}, "postgresql://[::1]:5432/tbmq"),
+        ({"host": "[fe80::1%eth0]", "schema": "tbmq"}, "postgresql://[fe80::1%25eth0]:5432/tbmq"),
+        ({"host": "a.db,::1", "port": 6000, "schema": "tbmq"}, "postgresql://a.db:6000,[::1]:6000/tbmq"),
         ({"host": "/run/postgresql", "login": "u", "schema": "tbmq"}, "postgresql://u@%2Frun%2Fpostgresql:5432/tbmq"),
         ({"host": "db", "schema": "t", "extra": {"sslmode": "verify-full", "sslrootcert": "/etc/ca file.pem",
                                                 "cursor": "dictcursor"}},
@@ -68,6 +72,77 @@ def test_redis_url(connections: Connections, connection: dict[str, object], url:
     connections(queuekeeper_redis=json.dumps({"conn_type": "redis", **connection}))
 
     assert QueuekeeperRedisHook().url == url
+
+
+HOME = "redis://cache:6379/0"
+SOURCE = "postgresql://db:5432/tbmq"
+
+
+def of_private_airflow(*, postgres_url: str = SOURCE, redis_url: str = HOME) -> dict[str, str]:
+    """Return the connections that a private Airflow is started with."""
+    server = AirflowServer(Path("home"), metadata_url="", postgres_url=postgres_url, redis_url=redis_url)
+    return {name: json.dumps(connection) for name, connection in server._connections.items()}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        SOURCE,
+        "postgres://u:p%40%2F%3A%3F%23%25@[::1]:6000/a%20b?sslmode=require&sslrootcert=/etc/a+b.pem",
+        "host=db.example port=6000 dbname=tbmq user=u password='ge heim'",
+        "postgresql:///tbmq?host=/run/PostgreSQL&port=5432&user=u&password=a%2Bb",
+        "postgresql://u@%2Frun%2FPostgreSQL:5432/tbmq",
+        "postgresql://a.db:6000,b.db:6000/tbmq?target_session_attrs=read-write",
+    ],
+)
+def test_private_airflow_reaches_the_postgres_of_any_address_that_commands_take(
+    connections: Connections, url: str
+) -> None:
+    connections(**of_private_airflow(postgres_url=url))
+
+    reached, wanted = postgres.read_url(QueuekeeperPostgresHook().url), postgres.read_url(url)
+
+    assert set(reached.pop("port").split(",")) == set(wanted.pop("port").split(","))
+    assert reached == wanted
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        HOME,
+        "redis://u:s%2Fe%40c%2B@[::1]:7000/3",
+        "redis://cache:6379?db=3",
+        "redis://cache:6379/0?username=u&password=a%2Bb",
+        "rediss://:p@cache:6380/2?ssl_ca_certs=/etc/a%2Bb.pem&ssl_check_hostname=false",
+    ],
+)
+def test_private_airflow_reaches_the_redis_of_any_address_that_commands_take(
+    connections: Connections, url: str
+) -> None:
+    connections(**of_private_airflow(redis_url=url))
+
+    assert redis_client.read_url(QueuekeeperRedisHook().url) == redis_client.read_url(url)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"postgres_url": "postgresql://db/tbmq?options=-csearch_path%3Dx"},
+            "do not take: options; they take .*sslmode",
+        ),
+        ({"postgres_url": "postgresql://a:1,b:2/tbmq"}, "has several ports, .*: give all hosts the same port"),
+        ({"postgres_url": "postgresql://u:ge@heim@db:x/tbmq"}, "URL does not parse"),
+        ({"redis_url": "redis://cache/0?socket_timeout=5"}, "do not take: socket_timeout; they take ssl_ca_certs"),
+        ({"redis_url": "redis://cache/first"}, "its database is not a number"),
+    ],
+)
+def test_address_that_every_task_would_refuse_is_refused_before_airflow_starts(
+    given: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        of_private_airflow(**given)
+    assert "heim" not in str(refused.value)
 
 
 def test_missing_connection_says_how_to_make_it() -> None:

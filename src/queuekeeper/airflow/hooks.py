@@ -21,21 +21,12 @@ from queuekeeper.doctor import Examination, Finding, State, examine_postgres, ex
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
-from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, POSTGRES_EXTRAS, REDIS_CONNECTION, REDIS_EXTRAS
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-
-_POSTGRES_EXTRAS = frozenset(
-    {
-        "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count", "keepalives_idle",
-        "keepalives_interval", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert",
-        "target_session_attrs", "tcp_user_timeout",
-    }
-)  # fmt: skip
-_REDIS_EXTRAS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"})
 
 # Extras for other users of the connection, which change nothing for us: we ask the server whether it is a cluster.
 _POSTGRES_IGNORED = frozenset({"cursor", "sqlalchemy_query", "sqlalchemy_scheme"})
@@ -93,13 +84,18 @@ def _authority(connection: Connection, password: str | None, *, port: int) -> st
     if password is not None:
         # Airflow masks the password only in its own form; in a URL it may be encoded.
         mask_secret(quote(password, safe=""))
-    host = connection.host or "localhost"
-    if host.startswith("/"):
-        host = quote(host, safe="")
-    elif ":" in host and not host.startswith("["):
-        host = f"[{host}]"
+    # Each host of several has the port, which libpq would give to the last one alone.
+    hosts = ",".join(
+        f"{_in_url(host.strip())}:{connection.port or port}" for host in (connection.host or "localhost").split(",")
+    )
     login = f"{user}{secret}@" if user or secret else ""
-    return f"{login}{host}:{connection.port or port}"
+    return f"{login}{hosts}"
+
+
+def _in_url(host: str) -> str:
+    """Return a name, an address, or the folder of a socket as it stands in a URL."""
+    address = host.removeprefix("[").removesuffix("]")
+    return f"[{quote(address, safe=':')}]" if ":" in address and not host.startswith("/") else quote(host, safe="")
 
 
 def _tested(conn_id: str, url: Callable[[], str], examine: Callable[[str], list[Finding]]) -> tuple[bool, str]:
@@ -159,7 +155,7 @@ class QueuekeeperPostgresHook(PostgresHook):
             kinds=("postgres", POSTGRES_TYPE),
             example="postgresql://user:password@host:5432/thingsboard_mqtt_broker",
         )
-        extras = _allowed_extras(conn_id, connection.extra_dejson, allowed=_POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
+        extras = _allowed_extras(conn_id, connection.extra_dejson, allowed=POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
         database = quote(connection.schema or "", safe="")
         options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
         return f"postgresql://{_authority(connection, connection.password or None, port=5432)}/{database}{options}"
@@ -207,7 +203,7 @@ class QueuekeeperRedisHook(RedisHook):
             self.redis_conn_id, kinds=("redis", "rediss", REDIS_TYPE), example="redis://:password@host:6379/0"
         )
         found = connection.extra_dejson
-        extras = _allowed_extras(self.redis_conn_id, found, allowed=_REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
+        extras = _allowed_extras(self.redis_conn_id, found, allowed=REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
         encrypted = connection.conn_type == "rediss" or str(found.get("ssl", False)).lower() in ("true", "1")
         if not encrypted:
             believed = [name for name, value in extras.items() if value != _REDIS_DEFAULTS.get(name)]

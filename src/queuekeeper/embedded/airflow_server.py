@@ -16,16 +16,24 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import psycopg
 
-from queuekeeper import assets
+from queuekeeper import assets, postgres
 from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port, write_private
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.java import java_home
-from queuekeeper.jobs.resources import POOLS, POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
+from queuekeeper.jobs.resources import (
+    POOLS,
+    POSTGRES_CONNECTION,
+    POSTGRES_EXTRAS,
+    REDIS_CONNECTION,
+    REDIS_EXTRAS,
+    SPARK_CONNECTION,
+)
+from queuekeeper.redis_client import read_url
 
 if TYPE_CHECKING:
     from queuekeeper.embedded.airflow_client import AirflowClient
@@ -45,6 +53,8 @@ ROLES: Mapping[str, str] = {"admin": "admin", "operator": "op", "viewer": "viewe
 
 _START_TIMEOUT_S = 240.0
 _REDIS_SCHEMES = frozenset({"redis", "rediss"})
+_SET_BY_US = frozenset({"application_name", "client_encoding"})
+"""Options that each of our connections sets, whatever a URL says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,30 +343,50 @@ def _code_version() -> list[str]:
 
 
 def _postgres_connection(url: str) -> dict[str, object]:
-    parts = urlsplit(url)
+    """Return the connection by which Airflow reaches what commands reach by a URL, in any form that libpq reads."""
+    options = {name: value for name, value in postgres.read_url(url).items() if name not in _SET_BY_US}
+    place = {name: options.pop(name, None) for name in ("host", "port", "user", "password", "dbname")}
+    ports = {int(port or 5432) for port in str(place["port"] or "").split(",")}
+    if len(ports) > 1:
+        raise UsageError(
+            "the PostgreSQL URL has several ports, and a connection of Airflow has one: give all hosts the same port"
+        )
+    _demand_extras("PostgreSQL", options, known=POSTGRES_EXTRAS)
     return {
         "conn_type": "postgres",
-        "host": parts.hostname,
-        "port": parts.port or 5432,
-        "login": None if parts.username is None else unquote(parts.username),
-        "password": None if parts.password is None else unquote(parts.password),
-        "schema": unquote(parts.path.lstrip("/")),
-        "extra": dict(parse_qsl(parts.query)),
+        "host": place["host"],
+        "port": ports.pop(),
+        "login": place["user"],
+        "password": place["password"],
+        "schema": place["dbname"] or "",
+        "extra": options,
     }
 
 
 def _redis_connection(url: str) -> dict[str, object]:
-    parts = urlsplit(url)
-    if parts.scheme not in _REDIS_SCHEMES:
-        raise UsageError(f"a Redis address begins with redis:// or rediss://, not with {parts.scheme}://")
-    extra: dict[str, object] = {**dict(parse_qsl(parts.query)), "db": int(parts.path.lstrip("/") or 0)}
-    if parts.scheme == "rediss":
-        extra["ssl"] = True
+    """Return the connection by which Airflow reaches what commands reach by a URL, in any form that redis-py reads."""
+    scheme = urlsplit(url).scheme
+    if scheme not in _REDIS_SCHEMES:
+        raise UsageError(f"a Redis address begins with redis:// or rediss://, not with {scheme}://")
+    options = dict(read_url(url)[2])
+    # It goes with the scheme.
+    options.pop("connection_class", None)
+    place = {name: options.pop(name, None) for name in ("host", "port", "username", "password", "db")}
+    _demand_extras("Redis", options, known=REDIS_EXTRAS)
     return {
         "conn_type": "redis",
-        "host": parts.hostname,
-        "port": parts.port or 6379,
-        "login": None if not parts.username else unquote(parts.username),
-        "password": None if parts.password is None else unquote(parts.password),
-        "extra": extra,
+        "host": place["host"],
+        "port": place["port"] or 6379,
+        "login": place["username"] or None,
+        "password": place["password"],
+        "extra": {**options, "db": place["db"] or 0, **({"ssl": True} if scheme == "rediss" else {})},
     }
+
+
+def _demand_extras(product: str, options: Mapping[str, object], *, known: frozenset[str]) -> None:
+    """Refuse an option that each task would refuse."""
+    if others := sorted(set(options) - known):
+        raise UsageError(
+            f"the {product} URL has what connections of Airflow do not take: {', '.join(others)}; "
+            f"they take {', '.join(sorted(known))}"
+        )

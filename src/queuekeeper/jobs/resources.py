@@ -10,6 +10,16 @@ POSTGRES_CONNECTION = "queuekeeper_postgres"
 REDIS_CONNECTION = "queuekeeper_redis"
 SPARK_CONNECTION = "queuekeeper_spark"
 
+POSTGRES_EXTRAS = frozenset(
+    {
+        "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count", "keepalives_idle",
+        "keepalives_interval", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert",
+        "target_session_attrs", "tcp_user_timeout",
+    }
+)  # fmt: skip
+REDIS_EXTRAS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"})
+"""Options of an address that a connection may have among its extras; besides them, Redis has ``db`` and ``ssl``."""
+
 
 class Pool(StrEnum):
     """Pools by the resource that their tasks load. A task in a pool that does not exist is never scheduled."""
