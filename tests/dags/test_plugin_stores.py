@@ -349,6 +349,36 @@ def test_what_is_not_there_is_a_clear_page_that_repeats_nothing_as_code(servers:
     assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/audit?actor=%00",
+        "/audit?subject=a%00b",
+        "/runs?kind=%00",
+        "/started?dag_id=session_migration&run_id=%00",
+        "/run/progress?dag_id=session_migration&run_id=%00",
+        "/task?dag_id=session_migration&run_id=%00&task_id=plan",
+        "/trigger/%00",
+    ],
+)
+def test_address_that_no_database_takes_is_refused_before_one_is_asked(servers: World, path: str) -> None:
+    # Airflow would answer, as it does with a database that takes such texts.
+    servers.asked = {"": {"state": "success"}}
+
+    answer = servers.browser.get(path, page=True)
+
+    assert answer.status_code == 404
+    assert "the character U+0000, which is in no name" in text_of(answer)
+
+
+@pytest.mark.parametrize("before", ["0", "-1", "9223372036854775808", "9" * 30, "x"])
+def test_place_in_the_audit_that_no_entry_can_have_is_answered_in_words(servers: World, before: str) -> None:
+    answer = servers.browser.get("/audit", params={"before": before}, page=True)
+
+    assert answer.status_code == 422
+    assert "not valid: before" in text_of(answer)
+
+
 def test_number_that_is_none_is_answered_in_words(servers: World) -> None:
     answer = servers.browser.get(f"/migration/{report_samples.PLAN_ID}/cohorts/x", page=True)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import Response, StreamingResponse
 
 from queuekeeper import audit
@@ -15,6 +16,8 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.postgres import Connection
 
 _PAGE = 200
+_LAST = 2**63 - 1
+"""Greatest number that an entry can have."""
 
 
 def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
@@ -28,7 +31,7 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
         subject: str = "",
         since: str = "",
         until: str = "",
-        before: int | None = None,
+        before: Annotated[int | None, Query(ge=1, le=_LAST)] = None,
         verify: bool = False,
     ) -> Response:
         wanted = audit.AuditFilter(

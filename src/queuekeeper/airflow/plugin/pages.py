@@ -28,7 +28,7 @@ from queuekeeper.airflow.plugin import (
     steering,
 )
 from queuekeeper.airflow.plugin.rest import RestApi, detail
-from queuekeeper.airflow.plugin.security import Guards, check_origin
+from queuekeeper.airflow.plugin.security import Guards, check_address, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.airflow.settings import AirflowSettings
@@ -116,7 +116,9 @@ def pages(
         found = list_reports(folder())
         return next((each.name for each in found if (each.subject_id, each.kind) == (run_id, "html")), None)
 
-    app = FastAPI(dependencies=[Depends(asked.read)], docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        dependencies=[Depends(asked.read), Depends(check_address)], docs_url=None, redoc_url=None, openapi_url=None
+    )
     shown.explain_errors(app)
     app.include_router(overview.routes(shown, opened))
     app.include_router(migration.routes(shown, opened, asked, airflow, key))

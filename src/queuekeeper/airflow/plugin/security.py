@@ -104,6 +104,13 @@ class Guards:
     user: Callable[..., Any] = name_of_user
 
 
+def check_address(request: Request) -> None:
+    """Refuse an address with U+0000 (404): PostgreSQL takes no such text, as a control database or as Airflow's own."""
+    given = (*request.path_params.values(), *request.query_params.keys(), *request.query_params.values())
+    if any("\0" in text for text in given):
+        raise HTTPException(404, "The address holds the character U+0000, which is in no name.")
+
+
 def check_origin(request: Request) -> None:
     """Refuse a form that another site sends in the name of the signed-in user (403)."""
     if "authorization" in request.headers:
