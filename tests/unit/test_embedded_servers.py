@@ -168,6 +168,31 @@ def test_a_damaged_state_file_does_not_stop_a_start(server: Server) -> None:
     assert server.start().pid == server.pid
 
 
+def test_process_that_cannot_be_put_on_record_does_not_stay_behind(tmp_path: Path) -> None:
+    process = ManagedProcess("lost", tmp_path)
+    # What a full disk does, too: the draft of the record cannot be written.
+    (tmp_path / f".{process.state_path.name}.{os.getpid()}").mkdir()
+
+    with pytest.raises(ServerUnavailable, match=r"^cannot start lost: .*lost\.json"):
+        process.start(["/bin/sh", "-c", "sleep 600 & exec sleep 600"])
+
+    left = [each for each in psutil.process_iter(["environ"]) if str(tmp_path) in (each.info["environ"] or {}).values()]
+    assert [each.pid for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_record_that_cannot_be_read_is_told_and_nothing_is_started_beside_it(server: Server) -> None:
+    # As for another account than the one that has started it.
+    server.process.state_path.mkdir(parents=True)
+    try:
+        for ask in (server.start, server.stop, lambda: server.pid, lambda: server.port):
+            with pytest.raises(
+                RefusedError, match=r"which says whether .* runs, cannot be read: .*; run this as the acc"
+            ):
+                ask()
+    finally:
+        server.process.state_path.rmdir()
+
+
 def test_stopping_ends_children_and_orphans_of_the_process(tmp_path: Path) -> None:
     script = "sleep 600 & (sleep 600 & echo $!) ; exec sleep 600"
     process = ManagedProcess("family", tmp_path, die_with_parent=True)

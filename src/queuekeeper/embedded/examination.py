@@ -18,16 +18,16 @@ PLUGIN = "queuekeeper"
 def examine_airflow(settings: Settings) -> list[Finding]:
     """Check the private Airflow: its components, its DAG files and our pages; another Airflow is not asked."""
     notes = Notes("Airflow")
-    components = [server for server in status(settings).servers if server.name not in ("postgres", "redis", "metadata")]
-    if not any(server.is_running for server in components):
-        notes.add(
-            "private Airflow", State.UNKNOWN, "not running",
-            "queuekeeper up --airflow; of another Airflow, see its own health page",
-        )  # fmt: skip
-        return notes.findings
     try:
-        with private_airflow(settings).client() as client:
-            _examine(notes, client)
+        components = [each for each in status(settings).servers if each.name not in ("postgres", "redis", "metadata")]
+        if any(server.is_running for server in components):
+            with private_airflow(settings).client() as client:
+                _examine(notes, client)
+        else:
+            notes.add(
+                "private Airflow", State.UNKNOWN, "not running",
+                "queuekeeper up --airflow; of another Airflow, see its own health page",
+            )  # fmt: skip
     except QueuekeeperError as error:
         notes.unreachable(error)
     return notes.findings

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from queuekeeper.embedded.files import write_private
-from queuekeeper.errors import ServerUnavailable
+from queuekeeper.errors import RefusedError, ServerUnavailable
 
 _MARKER = "QUEUEKEEPER_STARTED_FOR"
 
@@ -68,11 +68,19 @@ class ManagedProcess:
         self._die_with_parent = die_with_parent
 
     def record(self) -> ProcessRecord | None:
-        """Return the record of the last start, whether or not the process still lives."""
+        """Return the record of the last start, whether or not the process still lives.
+
+        :raises RefusedError: when it is there and cannot be read, so that nobody starts a second process beside it.
+        """
         try:
             return ProcessRecord(**json.loads(self.state_path.read_text("utf-8")))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise RefusedError(
+                f"{self.state_path}, which says whether {self.name} runs, cannot be read: {error.strerror}; run this "
+                "as the account that has started it, or name another folder in QUEUEKEEPER_HOME"
+            ) from error
         except (ValueError, TypeError):
             # A truncated state file names no process that could be ended safely.
             return None
@@ -144,9 +152,16 @@ class ManagedProcess:
             version=version,
             settings=settings,
         )
-        write_private(self.state_path, json.dumps(asdict(record)))
-        if self._die_with_parent:
-            _guardian().watch(record.pid)
+        try:
+            write_private(self.state_path, json.dumps(asdict(record)))
+            if self._die_with_parent:
+                _guardian().watch(record.pid)
+        except BaseException as error:
+            # Nobody would find it again, and the next start would put another one on its data.
+            self._end(record)
+            if isinstance(error, OSError):
+                raise ServerUnavailable(f"cannot start {self.name}: {error}") from error
+            raise
         return record
 
     def annotate(self, *, version: str) -> None:
@@ -207,7 +222,10 @@ class ManagedProcess:
 
     def kill(self) -> None:
         """End the process and its children with SIGKILL, as a crash would; the state file stays behind."""
-        record = self.record()
+        self._end(self.record())
+
+    @staticmethod
+    def _end(record: ProcessRecord | None) -> None:
         process = None if record is None else _process_of(record)
         if process is not None:
             _kill([process, *_descendants(process)])

@@ -243,14 +243,13 @@ def _status(process: ManagedProcess, name: str, url: str, other: SecretStr | Non
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Make a second ``up`` or ``down`` of the same home wait."""
+    """Make a second ``up`` or ``down`` of the same home wait, and say what the home does not allow."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        file = (home / "lock").open("w")
+        with (home / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
     except OSError as error:
         raise ServerUnavailable(
             f"cannot keep servers in {home}: {error}; name another folder in QUEUEKEEPER_HOME"
         ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
