@@ -174,6 +174,43 @@ def test_tls_options_without_tls_are_refused(connections: Connections) -> None:
         _ = QueuekeeperRedisHook().url
 
 
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        # Airflow's own hook encrypts by each of them.
+        ({"extra": {"ssl": "yes"}}, "has ssl 'yes': it must be true or false"),
+        ({"extra": {"ssl": "on"}}, "has ssl 'on': it must be true or false"),
+        ({"conn_type": "rediss", "extra": {"ssl": "please"}}, "has ssl 'please': it must be true or false"),
+        ({"schema": "3", "extra": {"db": 0}}, r"names database 0 \(db\) and database '3' \(schema\): name one"),
+        ({"extra": {"db": "first"}}, "names database 'first': it must be a number"),
+        ({"schema": "\u00b2"}, "names database '\u00b2': it must be a number"),
+    ],
+)
+def test_redis_connection_that_says_two_things_or_nothing_clear_is_refused(
+    connections: Connections, connection: dict[str, object], words: str
+) -> None:
+    connections(queuekeeper_redis=json.dumps({"conn_type": "redis", "host": "cache", **connection}))
+
+    with pytest.raises(UsageError, match=words):
+        _ = QueuekeeperRedisHook().url
+
+
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ({"extra": {"ssl": "0", "db": "0"}, "schema": "0"}, HOME),
+        ({"extra": {"ssl": "", "db": None}, "schema": "4"}, "redis://cache:6379/4"),
+        ({"extra": {"ssl": "TRUE", "db": 2}, "schema": "other"}, "rediss://cache:6379/2"),
+    ],
+)
+def test_redis_connection_is_read_as_its_form_shows_it(
+    connections: Connections, connection: dict[str, object], url: str
+) -> None:
+    connections(queuekeeper_redis=json.dumps({"conn_type": "redis", "host": "cache", **connection}))
+
+    assert QueuekeeperRedisHook().url == url
+
+
 def test_unreachable_server_is_named_without_the_password(connections: Connections) -> None:
     connections(queuekeeper_postgres="postgresql://u:geheim@127.0.0.1:1/tbmq")
 

@@ -78,6 +78,14 @@ def _allowed_extras(
     }
 
 
+def _is_on(conn_id: str, name: str, value: object) -> bool:
+    """Read a switch among the extras, which a URI gives as a text; Airflow's own hook takes any text for on."""
+    words = "false" if value in (None, "") else str(value).lower()
+    if words not in ("true", "1", "false", "0"):
+        raise UsageError(f"connection {conn_id!r} has {name} {value!r}: it must be true or false")
+    return words in ("true", "1")
+
+
 def _authority(connection: Connection, password: str | None, *, port: int) -> str:
     user = "" if not connection.login else quote(connection.login, safe="")
     secret = "" if password is None else f":{quote(password, safe='')}"
@@ -204,7 +212,7 @@ class QueuekeeperRedisHook(RedisHook):
         )
         found = connection.extra_dejson
         extras = _allowed_extras(self.redis_conn_id, found, allowed=REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
-        encrypted = connection.conn_type == "rediss" or str(found.get("ssl", False)).lower() in ("true", "1")
+        encrypted = _is_on(self.redis_conn_id, "ssl", found.get("ssl")) or connection.conn_type == "rediss"
         if not encrypted:
             believed = [name for name, value in extras.items() if value != _REDIS_DEFAULTS.get(name)]
             if believed:
@@ -216,9 +224,15 @@ class QueuekeeperRedisHook(RedisHook):
         password = connection.password
         if password is None or password.lower() in _NO_PASSWORD:
             password = None
-        database = str(found.get("db") or connection.schema or 0)
-        if not database.isdigit():
+        named = [str(each) for each in (found.get("db"), connection.schema) if each not in (None, "")]
+        database = named[0] if named else "0"
+        if not database.isdecimal():
             raise UsageError(f"connection {self.redis_conn_id!r} names database {database!r}: it must be a number")
+        if database == "0" and named[1:] not in ([], ["0"]):
+            # A form shows db as 0 and hides the schema, which a URI has set; Airflow's own hook would take 0.
+            raise UsageError(
+                f"connection {self.redis_conn_id!r} names database 0 (db) and database {named[1]!r} (schema): name one"
+            )
         scheme = "rediss" if encrypted else "redis"
         options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
         return f"{scheme}://{_authority(connection, password, port=6379)}/{database}{options}"
