@@ -22,6 +22,9 @@ VALID_MS = VALID_DAYS * 86_400_000
 _VALID_S = VALID_MS / 1_000
 _TWO_DAYS_S = 172_800.0
 
+_CLOCKS_MS = 60_000
+"""How far the clocks of who plans and of who takes the answer may be apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -51,8 +54,15 @@ class Standing:
         """Return how it stands with an approval that is not noted yet.
 
         :param now_ms: when it was given, if it does not say.
+        :raises StalePlan: when it was given before there was the plan, so that nobody has seen it.
         """
         at_ms = now_ms if answer.at is None else milliseconds(answer.at)
+        if at_ms < self.planned_at_ms - _CLOCKS_MS:
+            late = _span((self.planned_at_ms - at_ms) / 1_000)
+            raise StalePlan(
+                f"{self.name} was planned {late} after {answer.actor} had answered, so the answer is about an earlier "
+                f"plan: clear the task that asks, to have this one seen, or {self.remedy}"
+            )
         return replace(self, approved_by=answer.actor, approved_at_ms=at_ms)
 
 

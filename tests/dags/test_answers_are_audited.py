@@ -235,3 +235,26 @@ def test_approval_of_the_last_minute_counts_when_its_task_runs_late_and_none_cou
     # Both answers stand in the audit, also the one that did not count.
     assert len(audit.latest(control, wanted=audit.AuditFilter(subject=run_id, action="approve"))) == 2
     assert stored.kind == KIND
+
+
+def test_answer_that_is_older_than_the_plan_approves_nothing(control: Connection, in_run: Callable[[str], Any]) -> None:
+    context = in_run("expired_reference_cleanup")
+    run_id, values = planned(control, "CheckJobApprovalOperator")
+    # Somebody has cleared the plan's task alone, and so nobody was asked about the new plan.
+    planned_at_ms = MaintenanceRuns(control).load(run_id).standing.planned_at_ms
+
+    def check(at_ms: int) -> Any:
+        at = datetime.fromtimestamp(at_ms / 1_000, UTC)
+        decision = {"chosen_options": ["Approve"], "responded_by_user": {"name": "ada"}, "responded_at": at}
+        task = ASKING["CheckJobApprovalOperator"](
+            task_id="check_approval", decision=decision, four_eyes="False", **values
+        )
+        return task.execute(context)
+
+    with pytest.raises(StalePlan, match="was planned 2 h 00 min after ada had answered, so the answer is about an ear"):
+        check(planned_at_ms - 7_200_000)
+    assert MaintenanceRuns(control).load(run_id).approved_by is None
+
+    # Clocks differ a little.
+    assert check(planned_at_ms - 20_000) == []
+    assert MaintenanceRuns(control).load(run_id).approved_by == "ada"
