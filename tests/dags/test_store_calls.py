@@ -12,6 +12,7 @@ from queuekeeper.airflow.operators import _retired
 from queuekeeper.airflow.operators._store_calls import CALLS
 from queuekeeper.airflow.operators.store_call import StoreCallOperator
 from queuekeeper.errors import UsageError
+from queuekeeper.fanout.model import NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from tests.dags.runs import returned
 
@@ -65,6 +66,78 @@ def test_text_that_is_no_number_is_refused_in_the_words_of_every_surface(client:
 
     with pytest.raises(UsageError, match=r"^lanes is 'many': it must be an integer, or none$"):
         StoreCallOperator(task_id="task", call="fanout.register", arguments=arguments).execute({})
+
+
+def bury(client: redis_client.RedisClient, count: int) -> list[int]:
+    """Publish messages, make them dead letters of a consumer, and return their ids."""
+    queues = FanoutQueues(client)
+    queues.register("orders", consumer="billing")
+    queues.publish("orders", [NewMessage(body=b"one")] * count)
+    claimed = queues.claim("orders", consumer="billing", count=count)
+    for each in claimed.messages:
+        queues.nack("orders", consumer="billing", token=claimed.token, message_id=each.id, max_attempts=1)
+    return dead(client)
+
+
+def dead(client: redis_client.RedisClient) -> list[int]:
+    return [each.id for each in FanoutQueues(client).list_dead("orders", consumer="billing").letters]
+
+
+@pytest.mark.parametrize(
+    "said", ["{{ params.ids | join(',') }}", "{{ params.ids | join('\\n') }}", ["{{ params.ids[0] }}"]]
+)
+def test_dead_letters_are_named_by_a_template_and_no_other_is_touched(
+    client: redis_client.RedisClient, said: Any
+) -> None:
+    first, second, third = bury(client, 3)
+    wanted = [first, third] if isinstance(said, str) else [first]
+
+    for call, counted in (("fanout.purge_dead", "released"), ("fanout.retry_dead", "retried")):  # the first only counts
+        arguments = {"queue": "orders", "consumer": "billing", "ids": said}
+        task = StoreCallOperator(task_id="task", call=call, arguments=arguments)
+        task.render_template_fields({"params": {"ids": wanted}})
+        assert returned(task, secret="secret")[counted] == len(wanted)
+    assert dead(client) == [each for each in (first, second, third) if each not in wanted]
+
+
+@pytest.mark.parametrize("said", ["{{ params.ids | join(',') }}", []])
+def test_template_that_names_no_dead_letter_touches_none(client: redis_client.RedisClient, said: Any) -> None:
+    buried = bury(client, 2)
+
+    calls: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("fanout.purge_dead", {"dry_run": "False"}),
+        ("fanout.retry_dead", {}),
+    )
+    for call, more in calls:
+        arguments = {"queue": "orders", "consumer": "billing", "ids": said, **more}
+        task = StoreCallOperator(task_id="task", call=call, arguments=arguments)
+        task.render_template_fields({"params": {"ids": []}})
+        returned(task, secret="secret")
+    assert dead(client) == buried
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "words"),
+    [
+        (
+            "fanout.purge_dead",
+            {"queue": "orders", "consumer": "billing", "ids": "17-0"},
+            "ids is '17-0': write the num",
+        ),
+        (
+            "fanout.purge_dead",
+            {"queue": "orders", "consumer": "billing", "ids": {"a": 1}},
+            "ids is {'a': 1}: it must be",
+        ),
+        ("sessions.export_session", {"client_id": "meter", "path": None}, "path is None: it must be text"),
+        ("sessions.import_session", {"client_id": "meter", "path": None}, "path is None: it must be text"),
+    ],
+)
+def test_value_of_another_task_that_is_none_of_the_call_is_refused_in_words(
+    client: redis_client.RedisClient, call: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        StoreCallOperator(task_id="task", call=call, arguments=arguments).execute({})
 
 
 @pytest.mark.parametrize(("name", "call"), _retired.CALLS.items())

@@ -26,7 +26,7 @@ from queuekeeper.fanout import jsonl as fanout_lines
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.fanout.reports import ConsumerView
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import Declaration, Described, Kind, described, unknown
+from queuekeeper.jobs.parameters import MAX_DIGITS, Declaration, Described, Kind, described, shown, unknown
 from queuekeeper.jsonl import open_file
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
@@ -105,7 +105,14 @@ class StoreCall:
 
 
 def _read(argument: Described, value: Any) -> Any:
-    """Return the value of a text; a number for an argument of type text becomes a text."""
+    """Return the value of a text; a number for an argument of type text becomes a text.
+
+    :raises UsageError: when it is of another type, or missing: a task that was skipped has returned nothing.
+    """
+    if value is None and not argument.optional:
+        raise argument.refuse(value)
+    if argument.kind is Kind.LIST and value is not None and not isinstance(value, str | list | tuple):
+        raise argument.refuse(value)
     if argument.kind is Kind.TEXT and type(value) is int:
         return str(value)
     read = argument.of_text(value) if isinstance(value, str) else value
@@ -257,6 +264,32 @@ def _register(queues: FanoutQueues, *, queue: str, consumer: str, start: str = "
     return queues.register(queue, consumer=consumer, options=wanted, start=fanout_forms.start(start))
 
 
+Ids = tuple[str, ...]
+"""Numbers of dead letters: of a list, or of a text, whose template may be rendered as nothing."""
+
+
+def _retry_dead(queues: FanoutQueues, *, queue: str, consumer: str, ids: Ids | None = None) -> Any:
+    return queues.retry_dead(queue, consumer=consumer, ids=_numbers(ids))
+
+
+def _purge_dead(queues: FanoutQueues, *, queue: str, consumer: str, dry_run: bool, ids: Ids | None = None) -> Any:
+    return queues.purge_dead(queue, consumer=consumer, ids=_numbers(ids), dry_run=dry_run)
+
+
+def _numbers(ids: Ids | None) -> list[int] | None:
+    """Return the numbers of dead letters; an empty text names none of them, and not all as no value does.
+
+    :raises UsageError: when one is no number.
+    """
+    if ids is None:
+        return None
+    words = [word for each in ids for word in str(each).replace(",", " ").split()]
+    for word in words:
+        if not word.isdecimal() or len(word) > MAX_DIGITS:
+            raise UsageError(f"ids is {shown(word)}: write the numbers of dead letters, with commas between them")
+    return [int(word) for word in words]
+
+
 def _verify_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
     facts = fanout_lines.verify_facts(queue, queues.verify(queue, findings=SHOWN))
     if facts["found"]:
@@ -298,8 +331,8 @@ CALLS: Mapping[str, StoreCall] = {
         _register, "{consumer!r} registered, new {created}, adopts {adopted}", fanout_forms.consumer_options
     ),
     "fanout.unregister": _queue(FanoutQueues.unregister, "{consumer!r} removed, with {released:message}"),
-    "fanout.retry_dead": _queue(FanoutQueues.retry_dead, "{retried:dead letter} of {consumer!r} put back in line"),
-    "fanout.purge_dead": _queue(FanoutQueues.purge_dead, "{released:dead letter} of {consumer!r} removed"),
+    "fanout.retry_dead": _queue(_retry_dead, "{retried:dead letter} of {consumer!r} put back in line"),
+    "fanout.purge_dead": _queue(_purge_dead, "{released:dead letter} of {consumer!r} removed"),
     "fanout.pause": _queue(FanoutQueues.pause, "paused for {consumer!r}, changed {changed}"),
     "fanout.resume": _queue(FanoutQueues.resume, "resumed for {consumer!r}, changed {changed}"),
     "fanout.verify": _queue(_verify_fanout, "{checked} looked at, {found} wrong"),
