@@ -125,6 +125,15 @@ def check_client_id(client_id: Any) -> None:
         )
 
 
+def is_client_id(client_id: Any) -> bool:
+    """Return whether something can be the id of an MQTT client; see :func:`check_client_id`."""
+    try:
+        check_client_id(client_id)
+    except UsageError:
+        return False
+    return True
+
+
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 

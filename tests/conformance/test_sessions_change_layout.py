@@ -429,6 +429,21 @@ def test_session_whose_messages_share_a_serial_stays_where_all_of_them_are(few: 
         assert payloads(router, C) == [b"1", b"2", b"3"]
 
 
+NO_CLIENT_IDS = (b"\xff\xfe", b"zero\0inside", b"", b"x" * 65_536)
+
+
+def test_keys_whose_id_no_client_can_have_hold_up_no_migration_and_stay_as_they_are(few: LayoutWorld) -> None:
+    strange = [b"{%b}_%b" % (each, kind) for each in NO_CLIENT_IDS for kind in (b"messages", b"last_packet_id")]
+    for key in strange:
+        few.client.set(key, "3")
+    driver = few.to_other_layout(Layout.TBMQ)
+    few.commit(driver)
+    with few.router(home=Layout.TBMQ) as router:
+        for client_id in CLIENTS:
+            assert payloads(router, client_id) == [b"1", b"2", b"3"]
+    assert [few.client.get(key) for key in strange] == [b"3"] * len(strange)
+
+
 def test_nobody_writes_to_the_layout_that_does_not_own_a_session(few: LayoutWorld) -> None:
     few.to_other_layout(Layout.TBMQ)
     (report,) = few.store(Layout.TBMQ).save_messages([SessionSave(client_id=C, messages=(message(b"4"),))])

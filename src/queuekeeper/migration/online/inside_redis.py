@@ -10,7 +10,7 @@ from itertools import islice
 
 from queuekeeper import redis_async
 from queuekeeper.errors import RefusedError
-from queuekeeper.keyspace import Cohort, client_slot, literally
+from queuekeeper.keyspace import Cohort, client_slot, is_client_id, literally
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState
@@ -41,14 +41,19 @@ _MESSAGE_BYTES = {Layout.TBMQ: 400, Layout.PACKED: 110}
 
 
 def clients_in_redis(client: RedisClient, *, prefix: str, layout: Layout) -> Iterator[str]:
-    """Yield the ids of the clients that have keys of a layout, page by page; an id may come several times."""
+    """Yield the ids of the clients that have keys of a layout, page by page; an id may come several times.
+
+    Keys whose id no MQTT client can have are left out: no store serves them.
+    """
     begins = f"{prefix}{{".encode()
     for ending in _ENDINGS[layout]:
         end = f"}}{ending}".encode()
         for page in Names(client, literally(prefix) + "{*}" + ending).all_pages():
             for name in page.names:
                 if name.startswith(begins) and name.endswith(end) and len(name) > len(begins) + len(end):
-                    yield name[len(begins) : -len(end)].decode("utf-8", "surrogateescape")
+                    client_id = name[len(begins) : -len(end)].decode("utf-8", "surrogateescape")
+                    if is_client_id(client_id):
+                        yield client_id
 
 
 def clients_to_move(client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]) -> Iterator[str]:
