@@ -592,6 +592,55 @@ def test_cohort_that_was_never_armed_is_not_passed_over_in_silence(world: Online
     assert driver.catch_up().cohorts == (0, 1)
 
 
+def test_cohorts_are_armed_one_after_the_other_and_no_client_stays_behind(world: OnlineWorld) -> None:
+    clients = [f"meter-{number}" for number in range(20)]
+    for client_id in clients:
+        save(world.at_postgres, client_id, b"1", b"2")
+    world.plan(count=2)
+    driver = world.driver()
+
+    def move(cohorts: list[int]) -> int:
+        driver.catch_up(cohorts)
+        driver.verify(cohorts)
+        return sum(until_none_is_late(lambda: driver.cut_over(cohorts)).outcomes.values())
+
+    driver.arm([0])
+    moved = move([0])
+    assert 0 < moved < len(clients)
+    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to arm it has to be planned or"):
+        driver.arm([0, 1])
+    assert len(world.online.load(world.plan_id)) == 1
+    # Without a choice, those that are left.
+    assert driver.arm().cohorts == (1,)
+    assert moved + move([1]) == len(clients)
+    with world.router() as router:
+        for client_id in clients:
+            assert payloads(router, client_id) == [b"1", b"2"]
+    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to arm"):
+        driver.arm()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_arming_that_was_interrupted_has_to_be_repeated_before_anything_is_copied(
+    few: OnlineWorld, *, is_first: bool
+) -> None:
+    """Clients that are not on record would be Redis's after the cut over, and their messages would stay behind."""
+    driver = few.driver()
+    if not is_first:
+        driver.arm()
+        driver.catch_up()
+        driver.disarm()
+    # What an arming leaves that ends before the clients are on record.
+    few.online.arm(few.ledger.load_plan(few.plan_id), [0], actor="test")
+    for step in (driver.catch_up, driver.verify):
+        with pytest.raises(RefusedError, match=r"cohort 0 of plan .* was not armed to the end.*: arm it again"):
+            step()
+    driver.disarm()
+    few.online.arm(few.ledger.load_plan(few.plan_id), [0], actor="test")
+    assert driver.arm().clients == len(STRANGE)
+    assert driver.catch_up().outcomes == {"equal": len(STRANGE)}
+
+
 def test_differences_stop_the_verification_and_the_cohort_stays_behind(few: OnlineWorld) -> None:
     driver = few.driver()
     driver.arm()

@@ -51,7 +51,7 @@ WHERE plan_id = %(plan_id)s;
 
 -- name: arm_online_cohort
 -- Arm a cohort, so that owners of its clients are recorded and checked; a cohort that is further already stays as it
--- is.
+-- is. Without a driver it is not armed to the end: a disarmed one has forgotten the owners.
 -- params: plan_id, cohort, slot_first, slot_last, source
 -- rows: none
 -- index: online_cohorts_pkey
@@ -59,7 +59,8 @@ INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, 
 VALUES (%(plan_id)s, %(cohort)s, %(slot_first)s, %(slot_last)s, 'copying', %(source)s, %(source)s)
 ON CONFLICT (plan_id, cohort) DO UPDATE SET
     state = 'copying',
-    step_at = clock_timestamp()
+    step_at = clock_timestamp(),
+    driver = CASE WHEN online_cohorts.state <> 'planned' THEN online_cohorts.driver END
 WHERE online_cohorts.state IN ('planned', 'caught_up', 'verified');
 
 -- name: take_online_cohorts

@@ -18,7 +18,7 @@ from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
-from queuekeeper.migration.online.states import OnlineState, check_states, edge
+from queuekeeper.migration.online.states import ON_POSTGRES, OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.sessions.model import Owner
 from queuekeeper.sql_statements import statement
@@ -32,7 +32,7 @@ class OnlineCohort:
     """Where a cohort stands.
 
     :param default_owner: store that owns a client that connects for the first time.
-    :param driver: number of the driver that may change the cohort; 0 before the first one.
+    :param driver: number of the driver that may change the cohort; 0 before the first one, until it is armed.
     :param dirty_reason: why the cohort has to be verified again first; empty if it need not be.
     :param servers: text that identified the servers when the cohort was last worked on; none before.
     """
@@ -138,13 +138,19 @@ class OnlineCohorts:
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
         """Record the owner of every client of cohorts and have writers check it; the source stays the owner.
 
-        Writers that began before this have to end first: see ``sessions.owners``.
+        Writers that began before this have to end first: see ``sessions.owners``. Once the clients are on record, the
+        first :meth:`take` says so.
 
         :param actor: person or program that asked for it, for the audit.
         :raises RefusedError: when a cohort is past this step, or another plan moves its slots.
         """
         try:
             with self._transaction():
+                # Before anything is written: a cohort that is armed here and not told to the caller would be taken for
+                # one whose clients are all on record.
+                check_states(
+                    ((each.cohort, each.state) for each in self.load(plan.plan_id, cohorts)), ON_POSTGRES, verb="arm"
+                )
                 for each in plan.cohorts:
                     if each.cohort in set(cohorts):
                         slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
@@ -158,9 +164,7 @@ class OnlineCohorts:
                 f"plan {' and '.join(others) or 'of somebody else'} moves the same slots: commit it, or roll it back "
                 "and disarm it (queuekeeper online status shows where it stands), then arm this one"
             ) from None
-        found = self.load(plan.plan_id, cohorts)
-        check_states(((each.cohort, each.state) for each in found), (OnlineState.COPYING,), verb="arm")
-        return found
+        return self.load(plan.plan_id, cohorts)
 
     def moving_plans(self, plan_id: str) -> list[str]:
         """Return the other plans that have cohorts which move, or may move, at this moment."""
@@ -344,6 +348,19 @@ class OnlineCohorts:
 
 def _arm(plan_id: str) -> str:
     return f"arm them first by `queuekeeper online arm {plan_id}`"
+
+
+def check_armed(found: Sequence[OnlineCohort], plan_id: str) -> None:
+    """Check that all clients of cohorts are on record: a client without a record would not be moved.
+
+    :raises RefusedError: when the arming of one was interrupted.
+    """
+    for each in found:
+        if not each.driver:
+            raise RefusedError(
+                f"cohort {each.cohort} of plan {plan_id} was not armed to the end, so not all of its clients are on "
+                f"record: arm it again (queuekeeper online arm {plan_id} --cohorts {each.cohort})"
+            )
 
 
 def check_same_plan(found: Sequence[OnlineCohort], plan_id: str) -> None:

@@ -180,7 +180,8 @@ def check_states(states: Iterable[tuple[int, OnlineState]], allowed: Iterable[On
 
     :raises RefusedError: when it may not; names the first such cohort, and the states in which the step is possible.
     """
-    wanted = tuple(allowed)
+    chosen = set(allowed)
+    wanted = [each for each in OnlineState if each in chosen]
     for cohort, state in states:
         if state in wanted:
             continue
