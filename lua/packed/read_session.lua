@@ -27,7 +27,8 @@ if #KEYS ~= 1 or #ARGV ~= 0 then
 end
 local text = redis.call('HGET', session_key, 's')
 local fields = redis.call('HLEN', session_key)
-local state = unpacked(text)
+-- Whoever reads the session gets a text that is no state as it is, to judge it.
+local state = unpacked(text and #text == struct.size(STATE) and text)
 local reply = { now_ms(), fields, text or '' }
 local imported = import_of(session_key)
 for index = 1, 6 do

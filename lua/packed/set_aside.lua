@@ -14,7 +14,8 @@ ARGV
     [6]  twin           serial of an older message that this one repeats; empty: the caller has another reason
 Returns
     1  it was put aside
-    0  there is none, or another one, or it does not repeat the other one; nothing was written
+    0  there is none, or another one, or it does not repeat the other one, or one of both has been released; nothing was
+       written
 Errors
     INVALID    an argument breaks the rules above
     NOT_OWNER  the other store owns the session or is about to, or its import is not complete
@@ -44,7 +45,10 @@ end
 if twin ~= '' then
     local other = redis.call('HGET', session_key, twin)
     local message, kept = content_of(record), other and content_of(other)
-    if not message or not kept or message_digest(message) ~= message_digest(kept) then
+    -- A PUBREL has no payload any more, and belongs to an exchange under way.
+    if not message or not kept or message.kind == 2 or kept.kind == 2
+        or message_digest(message) ~= message_digest(kept)
+    then
         return 0
     end
 end

@@ -237,6 +237,23 @@ def test_save_into_a_packed_session_whose_cleanup_was_undone_gives_it_an_expiry(
     assert 7 * DAY_MS < queue.client.pttl(queue.key) <= 8 * DAY_MS
 
 
+def test_packed_session_whose_state_nobody_can_read_is_counted_and_holds_up_no_other(valkey: World) -> None:
+    spoilt, other = (PackedQueue(client=valkey.client, client_id=client_id) for client_id in ("spoilt", "other"))
+    for queue in (spoilt, other):
+        queue.fill(3)
+        queue.end(1_002, now_ms() - 1_000)
+        queue.settle(ids=3)
+    spoilt.client.hset(spoilt.key, "s", "rubbish")
+    before = spoilt.client.hgetall(spoilt.key)
+
+    planned = valkey.plan()
+    _, done = valkey.clean()
+
+    assert asdict(done) == asdict(planned)
+    assert (done.expired_messages, done.wrong_type_keys) == (1, 1)
+    assert spoilt.client.hgetall(spoilt.key) == before
+
+
 def test_packed_session_that_belongs_to_somebody_else_is_held(world: World) -> None:
     queue = imported(world, "meter-7", lives_ms=(-1, HOUR_MS))
     queue.client.hset(queue.key, "owner", "postgres")

@@ -240,6 +240,11 @@ def _without_state(queue: PackedQueue) -> None:
     queue.client.hdel(queue.key, "s")
 
 
+def _with_unreadable_state(queue: PackedQueue) -> None:
+    queue.fill(8)
+    queue.client.hset(queue.key, "s", "rubbish")
+
+
 STATE = {"state worked out again from the messages": 1}
 OF_PACKED: dict[str, tuple[str, Callable[[PackedQueue], None], dict[str, int], dict[str, Any]]] = {
     "over the limit": (
@@ -265,6 +270,7 @@ OF_PACKED: dict[str, tuple[str, Callable[[PackedQueue], None], dict[str, int], d
     "counter behind": ("repair_counter", _that_says(ids=3, free=3), STATE, {}),
     "ids in use": ("repair_counter", _that_says(ids=65_535, free=65_540), STATE, {}),
     "no state": ("repair_state", _without_state, STATE, {}),
+    "unreadable state": ("repair_state", _with_unreadable_state, STATE, {}),
 }
 """What is wrong with a packed session -> remedy, how it comes about, effects, parameters."""
 
@@ -313,6 +319,77 @@ def test_packed_session_that_changed_since_the_plan_is_left_alone(bench: Bench) 
 
     assert report.done == {}
     assert report.refusals == {"the session belongs to the other store: queuekeeper online catch-up mends its copy": 1}
+
+
+@pytest.mark.parametrize("text", [None, b"rubbish", b"\x7f\xf8" + b"\0" * 134])
+@pytest.mark.parametrize("fault", ["over the limit", "odd records", "repetitions", "long lives"])
+def test_packed_session_whose_state_nobody_can_read_waits_for_its_repair_and_holds_up_no_other(
+    bench: Bench, fault: str, text: bytes | None
+) -> None:
+    """No script would change its messages, so that a plan would promise what no run does."""
+    remedy, plant, effects, parameters = OF_PACKED[fault]
+    for client_id in (C, "other"):
+        plant(PackedQueue(client=bench.client, client_id=client_id))
+    spoilt = PackedQueue(client=bench.client, client_id=C)
+    bench.any.hdel(spoilt.key, "s")
+    if text is not None:
+        bench.any.hset(spoilt.key, "s", text)
+        with pytest.raises(RefusedError, match="cannot be read: queuekeeper repair repair_state works it out again"):
+            RedisSessionStore(bench.client, layout=Layout.PACKED).fetch_pending(C)
+
+    plan = bench.plan(remedy, C, "other", **parameters)
+    assert plan.effects == effects
+    refused = {"it has messages and no state that can be read: run repair_state first": 1}
+    assert plan.refusals == refused
+    report = bench.apply(plan, C, "other")
+    assert (report.done, report.changed) == (effects, 0)
+
+    assert bench.apply(bench.plan("repair_state", C), C).done == STATE
+    plan = bench.plan(remedy, C, "other", **parameters)
+    assert not plan.refusals
+    report = bench.apply(plan, C, "other")
+    assert (report.done, report.changed) == (plan.effects, 0) != ({}, 0)
+
+
+def test_packed_session_whose_state_counts_wrongly_is_trimmed_once_it_is_mended(bench: Bench) -> None:
+    queue = PackedQueue(client=bench.client, client_id=C)
+    _with_lives_over(queue)
+    queue.say(others=4)
+
+    assert bench.plan("trim_dead_first", C, limit=5).refusals == {
+        "its state counts its messages wrongly: run repair_state first": 1
+    }
+
+    bench.apply(bench.plan("repair_state", C), C)
+    plan = bench.plan("trim_dead_first", C, limit=5)
+    assert bench.apply(plan, C).done == plan.effects == {"expired message removed": 2, "message trimmed": 3}
+
+
+def test_repetition_of_a_packed_session_that_is_received_after_it_was_judged_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = PackedQueue(client=bench.client, client_id=C)
+    time_ms = system_clock()
+    for serial in (1, 2):
+        queue.put(serial, serial, topic="t", time_ms=time_ms, qos=2, payload=b"")
+    queue.settle(ids=2)
+    plan = bench.plan("remove_duplicates", C)
+    assert plan.effects == {"repeated message set aside": 1}
+    remedy: Any = job_of("remove_duplicates")
+    part = remedy.packed
+    find = part.look
+
+    def found_before_a_pubrec(*arguments: Any) -> Any:
+        effects = find(*arguments)
+        store = RedisSessionStore(bench.client, layout=Layout.PACKED)
+        assert store.mark_released(C, packet_id=2, serial=2) == "released"
+        return effects
+
+    monkeypatch.setattr(part, "look", found_before_a_pubrec)
+
+    assert bench.apply(plan, C).done == {}
+    page = RedisSessionStore(bench.client, layout=Layout.PACKED).fetch_pending(C)
+    assert [(each.packet_id, each.packet_type) for each in page.messages] == [(1, "PUBLISH"), (2, "PUBREL")]
 
 
 # Counter.

@@ -154,6 +154,16 @@ class PackedPart(ABC):
                 in_order = [facts[serial] for serial in sorted(facts)]
                 return Reading(reply.state, reply.fields, reply.pexpiretime, reply.now_ms, is_still, in_order)
 
+    def read_sound(self, queue: Queue, *, fingerprints: bool = False) -> Reading:
+        """Read a session that has a state, without which no script changes a message.
+
+        :raises QueueRefused: also when it has messages and no state.
+        """
+        found = self.read(queue, fingerprints=fingerprints)
+        if found.facts and found.state is None:
+            raise QueueRefused("it has messages and no state that can be read: run repair_state first")
+        return found
+
     def set_aside(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Put messages aside that are still those that were judged; one with a twin only if it repeats that one."""
         replies = self.sessions.ask_each(
@@ -193,9 +203,12 @@ class TrimPacked(PackedPart, writes_by=("remove_expired", "trim_messages")):
 
     def look(self, queue: Queue) -> list[Effect]:
         """Return one effect per message to be removed."""
-        found, limit = self.read(queue), self.sessions.parameters.limit
+        found, limit = self.read_sound(queue), self.sessions.parameters.limit
         if len(found.facts) <= limit:
             return []
+        # The script counts messages by the state.
+        if found.is_still and found.state and found.state.others != found.content.others:
+            raise QueueRefused("its state counts its messages wrongly: run repair_state first")
         dead = [each for each in found.facts if found.is_dead(each)]
         live = [each for each in found.facts if not found.is_dead(each)]
         trimmed = live[: max(0, len(live) - limit)]
@@ -223,7 +236,7 @@ class QuarantinePacked(PackedPart, writes_by=("set_aside", "restore_message")):
 
     def look(self, queue: Queue) -> list[Effect]:
         """Return one effect per such record."""
-        found = self.read(queue)
+        found = self.read_sound(queue)
         effects: list[Effect] = []
         taken: set[int] = set()
         for each in reversed(found.facts):
@@ -254,7 +267,7 @@ class DuplicatesOfPacked(PackedPart, writes_by=("set_aside", "restore_message"))
 
     def look(self, queue: Queue) -> list[Effect]:
         """Return one effect per message that repeats one with a lower serial."""
-        found = self.read(queue, fingerprints=True)
+        found = self.read_sound(queue, fingerprints=True)
         first: dict[int, Fact] = {}
         effects: list[Effect] = []
         for each in found.facts:
@@ -282,7 +295,7 @@ class LivesOfPacked(PackedPart, writes_by=("set_expiry",)):
 
     def look(self, queue: Queue) -> list[Effect]:
         """Return one effect per message that would live too long."""
-        found = self.read(queue)
+        found = self.read_sound(queue)
         least_ms = found.now_ms + 1_000 * self.sessions.parameters.grace_s
         return [
             each.effect("life made shorter", before=each.message.expires_at_ms, after=after)

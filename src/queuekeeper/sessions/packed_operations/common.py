@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queuekeeper import lua
+from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, LayoutOperations, known_serial
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_serials import SerialPages, is_sparse
-from queuekeeper.sessions.packed_state import STATE
+from queuekeeper.sessions.packed_state import PackedState, state_of
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
@@ -25,6 +26,8 @@ SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
 HMGET = lua.reading("HMGET")
+
+_NO_STATE = PackedState(*(0 for _ in PackedState._fields))._replace(last=-1, delivered=-1)
 
 
 class Keys:
@@ -128,20 +131,25 @@ class CommonOperations(LayoutOperations[State, Keys]):
 
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
-        values = [int(value) for value in STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
+        state = state_of(reply.state) if reply.state else _NO_STATE
+        if state is None:
+            raise RefusedError(
+                f"the state of the packed session of {keys.client_id!r} cannot be read: queuekeeper repair "
+                "repair_state works it out again from the messages"
+            )
         return State(
             now_ms=reply.now_ms,
-            messages=reply.fields - values[12] if reply.state else 0,
-            highest=values[0] if reply.fields > values[12] else FIRST_SERIAL,
+            messages=reply.fields - state.others if reply.state else 0,
+            highest=state.last if reply.fields > state.others else FIRST_SERIAL,
             # A copy of what PostgreSQL does not have either has a state.
-            exists=bool(reply.state) and (values[0] > FIRST_SERIAL or values[1] > 0 or reply.plan != b""),
-            last=values[0],
-            ids=values[1],
-            head=values[10],
-            delivered_serial=values[11],
-            largest=values[4],
-            earliest_ms=values[5],
-            counts=(values[13], values[14], values[15], values[16]),
+            exists=bool(reply.state) and (state.last > FIRST_SERIAL or state.ids > 0 or reply.plan != b""),
+            last=state.last,
+            ids=state.ids,
+            head=state.head,
+            delivered_serial=state.delivered,
+            largest=state.largest,
+            earliest_ms=state.earliest,
+            counts=(state.trimmed, state.expired, state.refused, state.quarantined),
             owner=reply.owner,
             epoch=reply.epoch,
             progress=reply.progress,
@@ -149,8 +157,8 @@ class CommonOperations(LayoutOperations[State, Keys]):
             references=reply.references,
             imported_last_packet_id=reply.imported_last_packet_id,
             is_used=reply.is_used == b"1",
-            since=values[8],
-            offset=values[9],
+            since=state.since,
+            offset=state.offset,
             is_noted_used=reply.is_noted_used == b"1",
         )
 
