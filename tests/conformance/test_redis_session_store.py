@@ -97,6 +97,38 @@ def test_pages_go_on_with_what_another_program_added_below_the_place_that_was_re
     assert [found.redelivery for found in store.fetch_pending("a").messages] == [True]
 
 
+TIED = (1, 2, 2, 2.25, 2.5, 3, 4, 4, 5, 5.5, 7, 7)
+
+
+@pytest.mark.parametrize(("limit", "max_bytes"), [*((limit, 10_000) for limit in range(1, 14)), (500, 1), (500, 3)])
+def test_pages_pass_over_no_message_of_those_that_share_a_serial(client: Any, limit: int, max_bytes: int) -> None:
+    store = RedisSessionStore(client)
+    sent = [b"%02d" % number for number in range(len(TIED))]
+    save(store, "a", *sent)
+    client.zadd(
+        session_keys("a").messages,
+        {payload_key("a", packet_id): score for packet_id, score in enumerate(TIED, start=1)},
+    )
+
+    page = store.fetch_pending("a", limit=limit, max_bytes=max_bytes)
+    found, pages = list(page.messages), 1
+    while page.more:
+        page = store.fetch_pending(
+            "a", after_serial=page.after_serial, backlog_serial=page.backlog_serial, limit=limit, max_bytes=max_bytes
+        )
+        found += page.messages
+        pages += 1
+        assert pages <= len(TIED)
+
+    assert [each.payload for each in found] == sent
+    exported = store.export_session("a", limit=limit)
+    lines = list(exported.lines)
+    while exported.more:
+        exported = store.export_session("a", after_serial=exported.after_serial, limit=limit)
+        lines += exported.lines
+    assert len(lines) == 1 + len(sent)
+
+
 @pytest.mark.parametrize("purged", [False, True])
 def test_pages_end_where_another_program_added_below_what_was_delivered_long_ago(client: Any, purged: bool) -> None:
     store = RedisSessionStore(client)

@@ -15,6 +15,7 @@ from queuekeeper.sessions.redis_operations.common import (
     NO_EXPIRY,
     REFERENCES_PER_LIST,
     CommonOperations,
+    Keys,
     Reference,
     State,
     referenced_message,
@@ -35,24 +36,17 @@ class DeliverOperations(CommonOperations):
     ) -> Steps[Page]:
         keys = self._keys(client_id)
         page = Page(after_serial)
-        references: list[Reference] = []
-        # One reference more than wanted shows whether a page follows.
-        while after_serial < backlog_serial and len(references) <= limit:
-            wanted = min(REFERENCES_PER_LIST, limit + 1 - len(references))
-            listed = yield from self._list(keys, "serial", after_serial, wanted)
-            references += (reference for reference in listed if reference.serial <= backlog_serial)
-            if len(listed) < wanted:
-                break
-            after_serial = listed[-1].serial
-        page.more = len(references) > limit
-        del references[limit:]
+        references, page.more = yield from self._listed_page(
+            keys, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit
+        )
         at = 0
         while at < len(references):
-            if page.messages and page.payload_bytes >= max_bytes:
+            # The next page begins after a serial, so messages that share one stay together, whatever their size.
+            if page.messages and page.payload_bytes >= max_bytes and references[at].serial != page.after_serial:
                 page.more = True
                 return page
             # JSON holds the payload as base64, and some hundred bytes more.
-            budget = min(BYTES_PER_CALL, (max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
+            budget = min(BYTES_PER_CALL, max(0, max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
             batch = references[at : at + KEYS_PER_CALL]
             records = yield from self._records(keys, [r.member for r in batch], max_bytes=budget)
             for reference, record in zip(batch, records, strict=False):
@@ -67,7 +61,11 @@ class DeliverOperations(CommonOperations):
                     message = referenced_message(reference, record, state, client_id=client_id, packet_id=packet_id)
                     if message is None:
                         page.unreadable.append(reference)
-                    elif page.messages and page.payload_bytes + len(message.payload) > max_bytes:
+                    elif (
+                        page.messages
+                        and page.payload_bytes + len(message.payload) > max_bytes
+                        and reference.serial != page.after_serial
+                    ):
                         page.more = True
                         return page
                     else:
@@ -76,6 +74,37 @@ class DeliverOperations(CommonOperations):
                 page.after_serial = reference.serial
             at += len(records)
         return page
+
+    def _listed_page(
+        self, keys: Keys, *, after_serial: int, backlog_serial: int, limit: int
+    ) -> Steps[tuple[list[Reference], bool]]:
+        """List the references of a page, and tell whether another page follows.
+
+        Other programs may give messages the same serial. A page ends before these, or has all of them, even if they are
+        more than the limit; a page cannot begin between them.
+        """
+        found: list[Reference] = []
+        while after_serial < backlog_serial and len(found) <= limit:
+            # One reference more than wanted shows whether a page follows.
+            wanted = min(REFERENCES_PER_LIST, limit + 1 - len(found))
+            listed = yield from self._list(keys, "serial", after_serial, wanted)
+            new = _between(after_serial, listed, backlog_serial)
+            if len(listed) < wanted or listed[-1].serial > backlog_serial:
+                return found + new, False
+            # More may share the last serial.
+            whole = [each for each in new if each.serial < listed[-1].serial]
+            if wanted < REFERENCES_PER_LIST and (whole or found):
+                return found + whole, True
+            if wanted < REFERENCES_PER_LIST:
+                listed = yield from self._list(keys, "serial", after_serial, REFERENCES_PER_LIST)
+                new = _between(after_serial, listed, backlog_serial)
+                first = [each for each in new if each.serial == new[0].serial]
+                return first, len(first) < len(new) or (bool(new) and len(listed) == REFERENCES_PER_LIST)
+            found += whole or new
+            if not new:
+                break
+            after_serial = found[-1].serial
+        return found, len(found) > limit
 
     def _clean_up(self, client_id: str, page: Page) -> Steps[None]:
         keys = self._keys(client_id)
@@ -147,3 +176,8 @@ class DeliverOperations(CommonOperations):
         outcome = (yield from ask(call)).decode()
         # The next fetch quarantines it.
         return Release.MISSING if outcome == "unreadable" else Release(outcome)
+
+
+def _between(after_serial: int, listed: Sequence[Reference], last_serial: int) -> list[Reference]:
+    """Return references of a range: a score that is not whole, listed behind its serial, counts as that serial."""
+    return [each for each in listed if after_serial < each.serial <= last_serial]
