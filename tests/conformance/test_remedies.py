@@ -904,6 +904,22 @@ def test_record_that_can_be_read_again_comes_back_to_its_place(bench: Bench) -> 
     assert order(bench) == [1, 3, 5, 6]
 
 
+def test_record_of_a_session_that_was_packed_once_comes_back_though_nothing_else_waits(bench: Bench) -> None:
+    bench.save(count=2)
+    RedisSessionStore(bench.client, layout=Layout.PACKED).set_owner(C, epoch=3, owner="postgres")
+    good = bench.any.get(bench.payload(2))
+    bench.any.set(bench.payload(2), "{broken", keepttl=True)
+    assert bench.store.fetch_pending(C).unreadable == 1
+    bench.store.ack(C, [Ack(packet_id=1)])
+    bench.any.set(quarantined_key(C, 2), good, keepttl=True)
+
+    plan = bench.plan("replay_quarantined")
+
+    assert plan.refusals == {}
+    assert bench.apply(plan).done == plan.effects == {"record back in its queue": 1}
+    assert order(bench) == [2]
+
+
 def test_record_whose_place_is_taken_stays_in_quarantine(bench: Bench) -> None:
     bench.save()
     good = bench.any.get(bench.payload(3))

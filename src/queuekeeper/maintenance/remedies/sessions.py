@@ -105,16 +105,20 @@ class Sessions:
     # Reading.
 
     def is_packed(self, queue: Queue) -> bool:
-        """Return whether a session is packed; while it moves, the layout with messages decides."""
+        """Return whether a session is packed; while it moves, the layout with messages decides.
+
+        Once it has moved, a note of its owner stays in the layout that it has left.
+        """
         prefix = self.parameters.key_prefix
         try:
-            fields = self.ask(packed.read_session(packed_keys(queue.client_id, prefix=prefix))).fields
+            told = self.ask(packed.read_session(packed_keys(queue.client_id, prefix=prefix)))
+            if not told.fields:
+                return False
+            plain = self.ask(scripts.read_session(self.keys(queue)))
         except QueueRefused:
             return True
-        try:
-            return bool(fields) and not self.ask(scripts.read_session(self.keys(queue))).references
-        except QueueRefused:
-            return True
+        is_left = told.owner == b"postgres" and plain.fields
+        return not plain.references and not is_left
 
     def ask(self, call: lua.Call) -> Any:
         """Make one call at the run's pace; see :meth:`ask_each`."""
