@@ -414,8 +414,8 @@ def test_counter_is_moved_round_the_end_of_the_packet_ids(bench: Bench) -> None:
     assert bench.any.get(keys.last_packet_id) == b"1"
 
 
-@pytest.mark.parametrize("text", [None, "", "0", "abc", "70000"])
-def test_counter_that_is_no_packet_id_is_set(bench: Bench, text: str | None) -> None:
+@pytest.mark.parametrize("text", [None, "", "0", "abc", "70000", b"\xff\xfe"])
+def test_counter_that_is_no_packet_id_is_set(bench: Bench, text: str | bytes | None) -> None:
     bench.save()
     key = session_keys(C).last_packet_id
     bench.any.delete(key)
@@ -600,6 +600,20 @@ def test_messages_go_back_to_the_order_of_the_source_and_later_ones_behind_them(
     bench.store.ack(C, [])
     assert bench.undo("reorder_from_source").restored == 5
     assert [packet_id for packet_id in order(bench) if packet_id != 6] == spoilt
+
+
+def test_messages_go_back_to_their_places_though_the_serial_of_delivery_is_none(
+    bench: Bench, source: postgres.Connection
+) -> None:
+    bench.save(count=2)
+    rows(source, [(102, 1, bench.now_ms), (101, 2, bench.now_ms + 1)])
+    bench.any.hset(session_keys(C).session, "delivered_serial", "abc")
+
+    bench.apply(bench.plan("reorder_from_source", C, source=source), C, source=source)
+
+    assert order(bench) == [2, 1]
+    # Nobody knows which were sent before, so that all may have been.
+    assert [each.redelivery for each in bench.store.fetch_pending(C).messages] == [True, True]
 
 
 @pytest.mark.parametrize("newer", [3, 1_000_003])

@@ -92,9 +92,14 @@ _NUMBER = re.compile(r"-?([0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?|inf)", r
 _HIDDEN = {"member", "references", "last_score", "last_serial"}
 
 
-def text_of(member: bytes) -> str:
-    """Return any reference as text for JSON."""
-    return member.decode("utf-8", "surrogateescape")
+def text_of(stored: bytes) -> str:
+    """Return any bytes of a server as text for JSON."""
+    return stored.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Return the bytes of which :func:`text_of` has made a text."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 class QueueRefused(Exception):
@@ -218,7 +223,7 @@ class Effect:
     @property
     def raw_member(self) -> bytes:
         """The reference's bytes; see :func:`text_of`."""
-        return self.member.encode("utf-8", "surrogateescape")
+        return bytes_of(self.member)
 
     def shown(self, client_hash: str) -> dict[str, Any]:
         """Return the effect as it is shown to people."""

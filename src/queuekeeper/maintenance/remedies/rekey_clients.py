@@ -307,7 +307,8 @@ def _digest_of(fields: Mapping[str, str]) -> str:
 
 def _counter(content: bytes) -> str:
     text = content.decode("utf-8", "replace")
-    return text if text.isascii() and text.isdigit() and str(int(text)) == text and int(text) <= MAX_PACKET_ID else ""
+    is_whole = text.isascii() and text.isdigit() and len(text) <= 5 and str(int(text)) == text
+    return text if is_whole and int(text) <= MAX_PACKET_ID else ""
 
 
 def _parts(

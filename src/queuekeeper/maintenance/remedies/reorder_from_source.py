@@ -9,6 +9,7 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper.errors import SchemaMismatch
 from queuekeeper.lua.scripts import sessions as scripts
+from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused
 from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict
@@ -136,7 +137,8 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
         # The server would refuse such a serial, which was the fault.
         return [False] * len(moves)
     # One serial no longer tells which messages were sent before, so all of them may have been sent.
-    highest = max(0, int(delivered or 0), *(serial for serial in serials if serial is not None))
+    known = int(delivered) if is_serial(delivered) else 0
+    highest = max(0, known, *(serial for serial in serials if serial is not None))
     sent = str(highest) if delivered else ""
     # The first step checks that the queue has not changed; from then on new messages come behind all others.
     references, last_score = "", state.last_score

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
-from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.model import Effect, Queue, bytes_of
 from queuekeeper.maintenance.remedies.packed import CounterOfPacked
 
 _SET = "counter set where there was none"
@@ -46,7 +46,11 @@ class RepairCounter(Remedy):
             bool(
                 self.sessions.ask(
                     scripts.set_last_packet_id(
-                        keys, epoch="", expected=str(effect.before), last_packet_id=str(effect.after), keep_ms=""
+                        keys,
+                        epoch="",
+                        expected=bytes_of(str(effect.before)),
+                        last_packet_id=str(effect.after),
+                        keep_ms="",
                     )
                 )
             )

@@ -21,7 +21,7 @@ from queuekeeper.keyspace import (
 )
 from queuekeeper.lua.scripts import packed
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
+from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters, text_of
 from queuekeeper.redis_names import KEYS_PER_PAGE
 
 KEYS_PER_CALL = 200
@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
 class State(NamedTuple):
     """State of a session.
 
-    :ivar last_packet_id: last packet id as stored; empty for none.
+    :ivar last_packet_id: last packet id as stored, perhaps any bytes (:func:`text_of`); empty for none.
     :ivar last_score: score of the last reference, as the server writes it; empty for an empty set.
     :ivar now_ms: the server's time.
     """
@@ -156,8 +156,7 @@ class Sessions:
         # The script returns the state without a field's value.
         fields.pop("sent_up_to", None)
         check_owned(fields.get("owner", ""), fields.get("import", ""))
-        last_packet_id = reply.last_packet_id.decode("utf-8", "replace")
-        return State(last_packet_id, reply.references, reply.highest.decode(), reply.now_ms, fields)
+        return State(text_of(reply.last_packet_id), reply.references, reply.highest.decode(), reply.now_ms, fields)
 
     def references(self, queue: Queue) -> list[Reference]:
         """Read all references in the order of delivery."""
