@@ -57,6 +57,20 @@ def test_a_file_says_of_each_key_what_the_server_says(server: RedisServer, compr
     assert {kind for kind, _, _ in expected.values()} == {*Kind} - {Kind.MODULE}
 
 
+@pytest.mark.parametrize("edge", [2**7, 2**14, 2**21])
+def test_an_element_of_any_size_near_an_edge_is_read(server: RedisServer, edge: int) -> None:
+    # A listpack tells the size of an element behind it, too, in more bytes from some sizes on.
+    with server.client() as client:
+        client.config_set("hash-max-listpack-value", 2**22)
+        for size in range(edge - 8, edge + 2):
+            client.hset(f"hash:{size}", mapping={"before": "a", "value": b"v" * size, "behind": "b"})
+        expected = told(client)
+        path = saved(server)
+        client.config_set("hash-max-listpack-value", 64)
+
+    assert read(path) == expected
+
+
 def test_marks_of_use_functions_and_databases_are_passed_over(server: RedisServer) -> None:
     with server.client(database=3) as other:
         other.set("elsewhere", "1", px=100_000_000)

@@ -81,7 +81,8 @@ def _elements(data: bytes) -> Iterator[bytes]:
         # The size stands behind the element, too, for who reads backwards.
         at += size + 1
         if size > 0x7F:
-            at += sum(size >= 1 << bits for bits in (7, 14, 21, 28))
+            # Redis writes the largest size of two bytes, of three and of four with a zero in front; Valkey does not.
+            at += sum(size >= 1 << bits for bits in (7, 14, 21, 28)) + (data[at - 1 : at] == b"\0")
     if at != end:
         raise ValueError("a listpack whose last element is too long")
 
