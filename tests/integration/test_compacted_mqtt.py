@@ -29,6 +29,7 @@ from queuekeeper.compacted import consumption, mqtt, mqtt_health, mqtt_link, mqt
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
 from queuekeeper.compacted.mqtt_address import BrokerAddress
+from queuekeeper.compacted.mqtt_packets import read_connack, read_packet
 from queuekeeper.compacted.mqtt_relay import DoorReport
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.settings import EcqSettings
@@ -1234,6 +1235,47 @@ def test_zero_character_in_a_client_id_is_refused(broker: Mosquitto, valkey_url:
         answer = await reader.read()
         writer.close()
         assert not answer or answer[3] >= 0x80 or (sent[8] == 4 and answer[3] in range(1, 6))
+
+    run(broker, valkey_url, test)
+
+
+@pytest.mark.parametrize("largest", [b"\x10\x00\x00\x00", b"\xff\xff\xff\xff"])
+def test_connect_that_paho_takes_for_malformed_is_the_brokers_to_judge(
+    broker: Mosquitto, valkey_url: str, largest: bytes
+) -> None:
+    async def test(world: World) -> None:
+        # Maximum Packet Size, Receive Maximum 7, and a user property with U+FEFF.
+        properties = b"\x27" + largest + b"\x21\x00\x07" + b"\x26\x00\x03\xef\xbb\xbf\x00\x01v"
+        body = b"\x00\x04MQTT\x05\x02\x00\x3c" + bytes((len(properties),)) + properties + b"\x00\x01c"
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+        writer.write(b"\x10" + bytes((len(body),)) + body)
+        connack = await read_packet(reader, max_bytes=1_000)
+        assert connack is not None
+        assert read_connack(connack, 5).is_accepted
+        writer.close()
+
+    run(broker, valkey_url, test)
+
+
+@pytest.mark.parametrize("properties", [{"UserProperty": [("unit", "\ufeffkW")]}, {"ContentType": "text\ufeff"}])
+def test_publish_that_paho_takes_for_malformed_is_stored_and_holds_up_no_other(
+    broker: Mosquitto, valkey_url: str, properties: dict[str, Any]
+) -> None:
+    async def test(world: World) -> None:
+        async with world.client("c") as client, world.stranger("producer") as producer:
+            # MQTT 5 section 1.5.4: U+FEFF is a character like others. The test's own client would not take it.
+            await producer.publish("$ECQ/w/other/1", b"a", **properties)
+            await producer.publish("$ECQ/w/c/2", b"b")
+            await world.stored("c", 1)
+            await world.stored("other", 1)
+            stored = await world.queues.get("other", key=b"1")
+            assert stored is not None
+            assert (stored.content_type, list(stored.properties.items())) == (
+                properties.get("ContentType"),
+                properties.get("UserProperty", []),
+            )
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+            assert payloads(await client.take(1)) == [b"b"]
 
     run(broker, valkey_url, test)
 

@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from paho.mqtt.client import Client, MQTTMessage, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -25,7 +25,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.mqtt_address import BrokerAddress
-from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES, HEADER_BYTES
+from queuekeeper.compacted.mqtt_packets import (
+    ANY_PACKET_BYTES,
+    HEADER_BYTES,
+    MalformedPacket,
+    Packet,
+    read_publish,
+    read_publish_properties,
+)
 from queuekeeper.errors import PayloadTooLarge, ServerUnavailable
 
 KEEPALIVE_S = 60
@@ -49,6 +56,16 @@ class Published:
     properties: tuple[tuple[str, str], ...]
     content_type: str | None
     is_repeated: bool = False
+
+
+class _Receipt(NamedTuple):
+    """What acknowledges a publish.
+
+    :ivar qos: with 0, nothing does.
+    """
+
+    packet_id: int
+    qos: int
 
 
 class NotStored(Exception):
@@ -144,10 +161,11 @@ class _Session:
         self.has_acknowledged = False
         self._max_packet_bytes = ANY_PACKET_BYTES
         # Publishes in order of arrival, in which they are acknowledged, too (MQTT 5 section 4.6).
-        self._under_way: deque[tuple[MQTTMessage, asyncio.Task[None]]] = deque()
+        self._under_way: deque[tuple[_Receipt, asyncio.Task[None]]] = deque()
         self._told: dict[int, asyncio.Future[bool]] = {}
         self._room = threading.Semaphore(MAX_AT_ONCE)
-        client = self._client = Client(
+        client = self._client = _Client(
+            self._on_published,
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
             protocol=MQTTv5,
@@ -163,7 +181,6 @@ class _Session:
         client.on_subscribe = lambda _client, _data, _mid, reasons, _properties: self._say(self._on_subscribe, reasons)
         client.on_publish = lambda _client, _data, mid, reason, _properties: self._say(self._on_publish, mid, reason)
         client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self._say(self._on_lost, reason)
-        client.on_message = self._on_message
         client.on_socket_open = lambda _client, _data, opened: _send_at_once(opened)
 
     async def open(self) -> None:
@@ -280,40 +297,31 @@ class _Session:
         if not self.lost.done():
             self.lost.set_exception(error)
 
-    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+    def _on_published(self, receipt: _Receipt, published: Published) -> None:
         """Pass a publish to the event loop; while 1,000 are being stored, block paho's thread, which reads no more."""
         while not self._room.acquire(timeout=1.0):
             if self._closing:
                 return
-        self._say(self._arrive, message)
+        self._say(self._arrive, receipt, published)
 
-    def _arrive(self, message: MQTTMessage) -> None:
+    def _arrive(self, receipt: _Receipt, published: Published) -> None:
         if self._closing or self.lost.done():
             self._room.release()
             return
-        task = self._loop.create_task(self._take(message))
-        self._under_way.append((message, task))
+        task = self._loop.create_task(self._take(published))
+        self._under_way.append((receipt, task))
         task.add_done_callback(lambda _: self._acknowledge())
 
-    async def _take(self, message: MQTTMessage) -> None:
+    async def _take(self, published: Published) -> None:
         try:
-            properties = message.properties
-            await self._store(
-                Published(
-                    topic=message.topic,
-                    payload=bytes(message.payload),
-                    properties=tuple(getattr(properties, "UserProperty", ())),
-                    content_type=getattr(properties, "ContentType", None),
-                    is_repeated=message.dup,
-                )
-            )
+            await self._store(published)
         finally:
             self._room.release()
 
     def _acknowledge(self) -> None:
         """Acknowledge stored publishes in order, up to the first that is not stored."""
         while self._under_way and self._under_way[0][1].done():
-            message, task = self._under_way[0]
+            receipt, task = self._under_way[0]
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or error is not None:
                 if error is not None:
@@ -321,8 +329,41 @@ class _Session:
                 return
             self._under_way.popleft()
             self.has_acknowledged = True
-            if message.qos:
-                self._client.ack(message.mid, message.qos)
+            if receipt.qos:
+                self._client.ack(receipt.packet_id, receipt.qos)
+
+
+class _Client(Client):
+    """Paho's client, which reads a publish by the door's own functions.
+
+    Paho takes some publishes that MQTT 5 allows for malformed, and disconnects. The broker would send such a publish
+    again at each connection, and none behind it would ever be stored.
+
+    :param on_published: called in paho's thread for each publish.
+    """
+
+    def __init__(self, on_published: Callable[[_Receipt, Published], None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._on_published = on_published
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        packet = Packet(bytes((self._in_packet["command"],)) + bytes(self._in_packet["packet"]), 1)
+        try:
+            publish, rest = read_publish(packet), read_publish_properties(packet)
+        except MalformedPacket as error:
+            _log.debug("a publish of the broker does not parse: %s", error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        self._on_published(
+            _Receipt(publish.packet_id, publish.qos),
+            Published(
+                topic=publish.topic,
+                payload=rest.payload,
+                properties=rest.user_properties,
+                content_type=rest.content_type,
+                is_repeated=bool(packet.flags & 8),
+            ),
+        )
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 def _send_at_once(opened: Any) -> None:

@@ -6,12 +6,10 @@ The proxy passes a packet on as the bytes that it received. The functions read o
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from paho.mqtt import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -43,6 +41,8 @@ class Kind(IntEnum):
     SUBACK = 9
     UNSUBSCRIBE = 10
     UNSUBACK = 11
+    PINGREQ = 12
+    PINGRESP = 13
     DISCONNECT = 14
 
 
@@ -111,6 +111,7 @@ class Connect(NamedTuple):
     """Fields of a CONNECT.
 
     :ivar level: protocol level: 3 for MQTT 3.1, 4 for MQTT 3.1.1, 5 for MQTT 5.
+    :ivar keep_alive_s: longest time in seconds between two packets of the client; 0 for no limit.
     :ivar receive_maximum: most unacknowledged messages with QoS 1 or 2 that the client accepts; none when the CONNECT
         does not set it.
     :ivar max_packet_bytes: largest packet in bytes that the client accepts.
@@ -118,6 +119,7 @@ class Connect(NamedTuple):
     """
 
     level: int
+    keep_alive_s: int
     client_id: str
     receive_maximum: int | None
     max_packet_bytes: int
@@ -130,10 +132,12 @@ def read_connect(packet: Packet) -> Connect:
     if packet.kind != Kind.CONNECT or reader.text() not in ("MQTT", "MQIsdp"):
         raise MalformedPacket("a connection does not begin with the CONNECT of MQTT")
     level = reader.integer8()
-    reader.skip(3)  # flags, keep alive
+    reader.skip(1)  # flags
+    keep_alive_s = reader.integer16()
     properties = reader.properties(PacketTypes.CONNECT) if level == MQTT_5 else {}
     return Connect(
         level,
+        keep_alive_s,
         reader.text(),
         properties.get("ReceiveMaximum"),
         properties.get("MaximumPacketSize", ANY_PACKET_BYTES),
@@ -142,24 +146,27 @@ def read_connect(packet: Packet) -> Connect:
 
 
 def with_receive_maximum(packet: Packet, receive_maximum: int) -> bytes:
-    """Return an MQTT 5 CONNECT with another Receive Maximum."""
+    """Return an MQTT 5 CONNECT that has a Receive Maximum with another one."""
     reader = _Reader(packet)
     reader.text()
     reader.skip(4)
-    head = packet.raw[packet.start : reader.at]
-    properties = reader.properties(PacketTypes.CONNECT) | {"ReceiveMaximum": receive_maximum}
-    return _packed(packet.raw[0], head, _properties(PacketTypes.CONNECT, properties), reader.rest())
+    ((begin, end),) = (
+        (begin, reader.at) for name, begin, _ in reader.each_property(PacketTypes.CONNECT) if name == "ReceiveMaximum"
+    )
+    return packet.raw[:begin] + _integer16(receive_maximum) + packet.raw[end:]
 
 
 class Connack(NamedTuple):
     """Fields of a CONNACK.
 
     :ivar client_id: client id that the broker assigned; none when the client sent its own.
+    :ivar keep_alive_s: keep-alive in seconds that the broker sets in place of the client's; none for the client's.
     """
 
     is_accepted: bool
     session_present: bool
     client_id: str | None
+    keep_alive_s: int | None
 
 
 def read_connack(packet: Packet, level: int) -> Connack:
@@ -167,7 +174,9 @@ def read_connack(packet: Packet, level: int) -> Connack:
     reader = _Reader(packet)
     flags, code = reader.integer8(), reader.integer8()
     properties = reader.properties(PacketTypes.CONNACK) if level == MQTT_5 and reader.left else {}
-    return Connack(code == 0, bool(flags & 1), properties.get("AssignedClientIdentifier"))
+    return Connack(
+        code == 0, bool(flags & 1), properties.get("AssignedClientIdentifier"), properties.get("ServerKeepAlive")
+    )
 
 
 def write_unavailable(level: int) -> bytes:
@@ -266,14 +275,18 @@ class Publish(NamedTuple):
 
 
 class PublishProperties(NamedTuple):
-    """Properties of an MQTT 5 PUBLISH.
+    """Properties of an MQTT 5 PUBLISH, and what stands behind them.
 
     :ivar alias: topic alias; none when the packet has none.
     :ivar subscription_ids: identifiers of the subscriptions that matched the topic.
+    :ivar user_properties: in their order.
     """
 
     alias: int | None
     subscription_ids: tuple[int, ...]
+    user_properties: tuple[tuple[str, str], ...]
+    content_type: str | None
+    payload: bytes
 
 
 def read_publish(packet: Packet) -> Publish:
@@ -285,12 +298,18 @@ def read_publish(packet: Packet) -> Publish:
 
 
 def read_publish_properties(packet: Packet) -> PublishProperties:
-    """Read the properties of a PUBLISH of MQTT 5."""
+    """Read the properties and the payload of a PUBLISH of MQTT 5."""
     reader = _Reader(packet)
     reader.text()
     reader.skip(2 if packet.flags >> 1 & 3 else 0)
     properties = reader.properties(PacketTypes.PUBLISH)
-    return PublishProperties(properties.get("TopicAlias"), tuple(properties.get("SubscriptionIdentifier", ())))
+    return PublishProperties(
+        properties.get("TopicAlias"),
+        tuple(properties.get("SubscriptionIdentifier", ())),
+        tuple(properties.get("UserProperty", ())),
+        properties.get("ContentType"),
+        reader.rest(),
+    )
 
 
 def write_publish(
@@ -321,6 +340,11 @@ def write_publish(
 def write_acknowledgement(kind: Kind, packet_id: int) -> bytes:
     """Return a PUBACK, PUBREC or PUBCOMP without a reason code; all MQTT versions have the same packet."""
     return _packed(kind << 4, _integer16(packet_id))
+
+
+def write_ping() -> bytes:
+    """Return a PINGREQ."""
+    return _packed(Kind.PINGREQ << 4)
 
 
 def is_refusal(packet: Packet) -> bool:
@@ -365,41 +389,79 @@ class _Reader:
     def rest(self) -> bytes:
         return self.skip(self.left)
 
+    def variable(self) -> int:
+        """Return a Variable Byte Integer (MQTT 5 section 1.5.5)."""
+        number, shift = 0, 0
+        while True:
+            digit = self.integer8()
+            number |= (digit & 0x7F) << shift
+            if not digit & 0x80:
+                return number
+            shift += 7
+            if shift > 21:
+                raise MalformedPacket("a number in a packet takes more than four bytes")
+
     def raw_properties(self) -> bytes:
         """Return the properties undecoded, with their length."""
         begin = self.at
-        size, shift = 0, 0
-        while True:
-            digit = self.integer8()
-            size |= (digit & 0x7F) << shift
-            shift += 7
-            if not digit & 0x80:
-                break
-            if shift > 21:
-                raise MalformedPacket("the length of a packet's properties takes more than four bytes")
-        self.skip(size)
+        self.skip(self.variable())
         return self._raw[begin : self.at]
 
     def properties(self, packet_type: int) -> dict[str, Any]:
         """Return properties by paho's names, such as ``ReceiveMaximum``."""
-        raw = self.raw_properties()
-        if raw == b"\0":
-            return {}
-        found: Any = Properties(packet_type)  # type: ignore[no-untyped-call]
-        try:
-            found.unpack(raw)
-        except (MQTTException, LookupError, ValueError, struct.error) as error:
-            raise MalformedPacket(f"properties of a packet do not parse: {error}") from None
-        names = (name.replace(" ", "") for name in found.names)
-        return {name: getattr(found, name) for name in names if hasattr(found, name)}
+        found: dict[str, Any] = {}
+        for name, _, value in self.each_property(packet_type):
+            if name in _REPEATABLE:
+                found.setdefault(name, []).append(value)
+            elif name in found:
+                raise MalformedPacket(f"a packet has property {name} twice")
+            else:
+                found[name] = value
+        return found
+
+    def each_property(self, packet_type: int) -> Iterator[tuple[str, int, Any]]:
+        """Yield name, offset and value of each property; the next byte to be read is then the one behind the value.
+
+        The broker judges the values. Paho reads properties, too, but refuses some that MQTT 5 allows: texts with
+        U+FEFF (section 1.5.4) and a Maximum Packet Size beyond that of any packet (section 3.1.2.11.4).
+        """
+        size = self.variable()
+        end = self.at + size
+        if size > self.left:
+            raise MalformedPacket("a packet ends within its properties")
+        while self.at < end:
+            name, form, packet_types = _PROPERTIES.get(self.variable(), ("", "", ()))
+            if packet_type not in packet_types:
+                raise MalformedPacket("a packet has a property that its type cannot have")
+            begin = self.at
+            value = _FORMS[form](self)
+            if self.at > end:
+                raise MalformedPacket("a property of a packet is longer than all of them")
+            yield name, begin, value
 
 
-def _properties(packet_type: int, values: Mapping[str, Any]) -> bytes:
-    properties: Any = Properties(packet_type)  # type: ignore[no-untyped-call]
-    for name, value in values.items():
-        setattr(properties, name, value)
-    packed: bytes = properties.pack()
-    return packed
+_FORMS: dict[str, Callable[[_Reader], Any]] = {
+    "Byte": _Reader.integer8,
+    "Two Byte Integer": _Reader.integer16,
+    "Four Byte Integer": lambda reader: int.from_bytes(reader.skip(4)),
+    "Variable Byte Integer": _Reader.variable,
+    "Binary Data": lambda reader: reader.skip(reader.integer16()),
+    "UTF-8 Encoded String": _Reader.text,
+    "UTF-8 String Pair": lambda reader: (reader.text(), reader.text()),
+}
+_REPEATABLE = frozenset({"UserProperty", "SubscriptionIdentifier"})
+
+
+def _known_properties() -> dict[int, tuple[str, str, Sequence[int]]]:
+    """Return name, form and packet types of each property, by its number; paho knows them."""
+    known: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    return {
+        number: (name.replace(" ", ""), known.types[known.properties[number][0]], known.properties[number][1])
+        for name, number in known.names.items()
+    }
+
+
+_PROPERTIES = _known_properties()
 
 
 def _text(text: str) -> bytes:
