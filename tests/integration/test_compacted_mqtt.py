@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,16 @@ from queuekeeper.compacted import consumption, mqtt, mqtt_health, mqtt_link, mqt
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
 from queuekeeper.compacted.mqtt_address import BrokerAddress
-from queuekeeper.compacted.mqtt_packets import read_connack, read_packet
+from queuekeeper.compacted.mqtt_packets import (
+    Kind,
+    Subscribe,
+    read_connack,
+    read_packet,
+    read_publish,
+    write_acknowledgement,
+    write_ping,
+    write_subscribe,
+)
 from queuekeeper.compacted.mqtt_relay import DoorReport
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.settings import EcqSettings
@@ -1276,6 +1286,51 @@ def test_publish_that_paho_takes_for_malformed_is_stored_and_holds_up_no_other(
             )
             assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
             assert payloads(await client.take(1)) == [b"b"]
+
+    run(broker, valkey_url, test)
+
+
+def test_client_that_says_nothing_but_pubacks_lives_and_gets_no_answer_that_it_did_not_ask_for(
+    broker: Mosquitto, valkey_url: str
+) -> None:
+    async def test(world: World) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+        # A keep-alive of 1 s: after 1.5 s without a packet, a broker disconnects (Mosquitto looks every few seconds).
+        writer.write(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x01\x00\x01c")
+        writer.write(write_subscribe(Subscribe(1, b"", (("$ECQ/c/#", 1),))))
+        kinds = []
+        for number in range(70):
+            await world.queues.append("c", [Append(key=b"%d" % number, value=b"v")])
+            while (packet := await read_packet(reader, max_bytes=1_000)) and packet.kind != Kind.PUBLISH:
+                kinds.append(packet.kind)
+            assert packet is not None, f"disconnected at message {number}"
+            await asyncio.sleep(0.1)
+            writer.write(write_acknowledgement(Kind.PUBACK, read_publish(packet).packet_id))
+        assert kinds == [Kind.CONNACK, Kind.SUBACK]
+        writer.write(write_ping())
+        answer = await read_packet(reader, max_bytes=1_000)
+        assert answer is not None
+        assert answer.kind == Kind.PINGRESP
+        writer.close()
+
+    run(broker, valkey_url, test)
+
+
+def test_packets_of_a_client_that_waits_are_counted_not_summed_up_again_and_again(
+    broker: Mosquitto, valkey_url: str
+) -> None:
+    async def test(world: World) -> None:
+        async def seconds(count: int) -> float:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+            began_at_s = time.monotonic()
+            writer.write(CONNECTS[MQTT_3] + b"\xc0\x00" * count)
+            for _ in range(count + 1):
+                assert await read_packet(reader, max_bytes=1_000)
+            writer.close()
+            return time.monotonic() - began_at_s
+
+        # As many packets of one client take no longer than those of many; summed up, some thirty times as long.
+        assert await seconds(32_000) < 10 * sum([await seconds(500) for _ in range(64)])
 
     run(broker, valkey_url, test)
 

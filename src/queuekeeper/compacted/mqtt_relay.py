@@ -15,6 +15,7 @@ import socket
 import time
 import uuid
 from asyncio import StreamReader, StreamWriter
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SEQUENCE_PROPERTY = "ecq-seqno"
 TOMBSTONE_PROPERTY = "ecq-tombstone"
 PACKET_IDS = 65_535
+SIGN_OF_LIFE = 0.25
+"""Part of the keep-alive after which the door tells the broker that the client lives. The client sends its next packet
+within one keep-alive, and the broker waits for one and a half (MQTT 5 section 3.1.2.10)."""
+
 NO_REDIS = "the queue cannot be read now, since Redis does not answer: try again later"
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
@@ -165,6 +170,11 @@ class Relay:
         self._let_in: asyncio.Future[StreamWriter] = asyncio.Future()
         # Packets that the client has sent behind its CONNECT before it was let in.
         self._early: list[Packet] = []
+        self._early_bytes = 0
+        self._keep_alive_s = 0
+        self._passed_at_s = 0.0
+        # For each PINGREQ that the broker has not answered, whether it is the door's.
+        self._pings: deque[bool] = deque()
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -180,7 +190,7 @@ class Relay:
             if connect is None:
                 return
             # Read from the client already now: if it leaves before it is let in, its CONNECT must not reach the broker.
-            self._spawn(self._pass_on(self._reader, None, self._from_client))
+            self._spawn(self._pass_on(self._reader, None, self._for_broker))
             try:
                 await self._unless_it_ends(open_broker())
             except OSError as error:
@@ -191,9 +201,10 @@ class Relay:
                 return
             ((reader, broker),) = opened
             broker.write(connect)
+            self._passed_at_s = time.monotonic()
             self._let_in.set_result(broker)
             for packet in self._early:
-                broker.write(self._from_client(packet))
+                broker.write(self._for_broker(packet))
             self._spawn(self._pass_on(reader, self._client, lambda packet: self._from_broker(packet, broker)))
             await self._ended.wait()
         except (MalformedPacket, ConnectionError, TimeoutError) as error:
@@ -258,6 +269,7 @@ class Relay:
             return None
         connect = packets.read_connect(packet)
         self._level = connect.level
+        self._keep_alive_s = connect.keep_alive_s
         self._max_packet_bytes = connect.max_packet_bytes
         self._takes_reasons = connect.level == packets.MQTT_5 and connect.takes_reasons
         self._take_client_id(connect.client_id)
@@ -290,7 +302,8 @@ class Relay:
                     if packet.kind == Kind.DISCONNECT:
                         return
                     self._early.append(packet)
-                    if sum(len(early.raw) for early in self._early) > EARLY_BYTES:
+                    self._early_bytes += len(packet.raw)
+                    if self._early_bytes > EARLY_BYTES:
                         await self._let_in
                     continue
                 writer = sink or self._let_in.result()
@@ -302,6 +315,23 @@ class Relay:
             self._ended.set()
 
     # From the client
+
+    def _for_broker(self, packet: Packet) -> bytes:
+        """Handle a packet of the client, and return the bytes for the broker.
+
+        A broker disconnects a client of which it gets nothing. It gets nothing of what the door takes for itself, and
+        a client that sends enough of that sends no PINGREQ: then the door sends one.
+        """
+        passed = self._from_client(packet)
+        now_s = time.monotonic()
+        if packet.kind == Kind.PINGREQ:
+            self._pings.append(False)
+        elif not passed and 0 < SIGN_OF_LIFE * self._keep_alive_s <= now_s - self._passed_at_s:
+            self._pings.append(True)
+            passed = packets.write_ping()
+        if passed:
+            self._passed_at_s = now_s
+        return passed
 
     def _from_client(self, packet: Packet) -> bytes:
         """Handle a packet of the client, and return the bytes for the broker."""
@@ -385,10 +415,15 @@ class Relay:
             self._own_qos_2.discard(packet.packet_id)
             broker.write(packets.write_acknowledgement(Kind.PUBCOMP, packet.packet_id))
             return b""
+        if kind == Kind.PINGRESP:
+            is_doors = bool(self._pings) and self._pings.popleft()
+            return b"" if is_doors else packet.raw
         if kind == Kind.CONNACK:
             connack = packets.read_connack(packet, self._level)
             if connack.client_id is not None:
                 self._take_client_id(connack.client_id)
+            if connack.keep_alive_s is not None:
+                self._keep_alive_s = connack.keep_alive_s
             if connack.is_accepted and connack.session_present:
                 self._spawn(self._knock(is_expected=False))
         elif kind == Kind.SUBACK and packet.packet_id in self._subscribing:
