@@ -11,18 +11,23 @@ COPY queuekeeper.compacted_profiles (
 
 -- name: delete_compacted_profiles
 -- Delete the compacted queues of this run, which are read again, and of old runs.
--- params: quality_run_id, keep_runs
+-- params: quality_run_id, keep_runs, keep_fast_runs
 -- rows: none
 -- index: compacted_profiles_pkey
 DELETE FROM queuekeeper.compacted_profiles
 WHERE
     quality_run_id = %(quality_run_id)s
     OR quality_run_id IN (
-        SELECT runs.quality_run_id
-        FROM queuekeeper.quality_runs AS runs
-        WHERE 'compacted' = any(runs.suites)
-        ORDER BY runs.started_at DESC
-        OFFSET %(keep_runs)s
+        SELECT placed.quality_run_id
+        FROM (
+            SELECT
+                runs.quality_run_id,
+                runs.mode,
+                row_number() OVER (PARTITION BY runs.mode ORDER BY runs.started_at DESC) AS place
+            FROM queuekeeper.quality_runs AS runs
+            WHERE 'compacted' = any(runs.suites)
+        ) AS placed
+        WHERE placed.place > CASE placed.mode WHEN 'fast' THEN %(keep_fast_runs)s ELSE %(keep_runs)s END
     );
 
 -- name: load_fanout_profiles
@@ -38,16 +43,21 @@ COPY queuekeeper.fanout_profiles (
 
 -- name: delete_fanout_profiles
 -- Delete the fan-out queues of this run, which are read again, and of old runs.
--- params: quality_run_id, keep_runs
+-- params: quality_run_id, keep_runs, keep_fast_runs
 -- rows: none
 -- index: fanout_profiles_pkey
 DELETE FROM queuekeeper.fanout_profiles
 WHERE
     quality_run_id = %(quality_run_id)s
     OR quality_run_id IN (
-        SELECT runs.quality_run_id
-        FROM queuekeeper.quality_runs AS runs
-        WHERE 'fanout' = any(runs.suites)
-        ORDER BY runs.started_at DESC
-        OFFSET %(keep_runs)s
+        SELECT placed.quality_run_id
+        FROM (
+            SELECT
+                runs.quality_run_id,
+                runs.mode,
+                row_number() OVER (PARTITION BY runs.mode ORDER BY runs.started_at DESC) AS place
+            FROM queuekeeper.quality_runs AS runs
+            WHERE 'fanout' = any(runs.suites)
+        ) AS placed
+        WHERE placed.place > CASE placed.mode WHEN 'fast' THEN %(keep_fast_runs)s ELSE %(keep_runs)s END
     );

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.live_queues import part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
-from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
@@ -139,6 +140,21 @@ def test_cursor_that_came_back_is_told_from_a_rewind(stage: Stage) -> None:
     stage.judge()
     stage.client.hset(stage.world.keys("replays").state, mapping={"acked": 1, "sent": 1})
     assert columns(stage.judge()) == {"moved_back": {"replays": 1}}
+
+
+def test_cursor_that_came_back_since_the_fast_run_of_yesterday_is_found(stage: Stage) -> None:
+    stage.world.append("replays", "a", "b", "c")
+    stage.acknowledge("replays", [1, 2, 3])
+    turn = next(each for each in range(TURNS) if part_of_turn(each) == client_slot("replays") % COMPACTED_REGISTRIES)
+    assert columns(stage.judge(turn=turn)) == {}
+    for other in range(1, TURNS):
+        QualityStore(stage.world.connection).begin(
+            quality_run_id=f"other-{other}", mode="fast", suites=[COMPACTED], profile_ids=[], numbers={},
+            started_at=datetime.fromtimestamp((stage.world.now_ms + other) / 1_000, UTC),
+        )  # fmt: skip
+    stage.world.now_ms += TURNS
+    stage.client.hset(stage.world.keys("replays").state, mapping={"acked": 1, "sent": 1})
+    assert columns(stage.judge(turn=turn)) == {"moved_back": {"replays": 1}}
 
 
 def test_each_fault_has_its_number(stage: Stage) -> None:

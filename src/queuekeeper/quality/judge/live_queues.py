@@ -15,7 +15,10 @@ PARTS = 64
 """Number of parts of the queues; a fast run reads one part."""
 
 KEEP_RUNS = 10
-"""Number of runs whose rows are kept."""
+"""Number of full runs whose rows are kept."""
+
+KEEP_FAST_RUNS = 2 * TURNS
+"""Number of fast runs whose rows are kept: each queue's last two readings, which are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ def save_rows(
     queues = total = 0
     with translated_errors(connection), connection.transaction(), connection.cursor() as cursor:
         # This also deletes the rows of old runs.
-        old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS}
+        old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS, "keep_fast_runs": KEEP_FAST_RUNS}
         delete, load = _STATEMENTS[suite]
         cursor.execute(statement(delete), old)
         with cursor.copy(statement(load)) as copy:
