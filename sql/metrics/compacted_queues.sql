@@ -1,4 +1,4 @@
--- Sum up the compacted queues that the last finished quality run has read.
+-- Sum up the compacted queues that the last finished full quality run has read; a fast one reads a part.
 -- params: none
 -- rows: none or one: (queues, live, tombstones, lag, size_bytes, oldest_undelivered_s, overdue_s)
 -- index: compacted_profiles_pkey
@@ -15,7 +15,7 @@ WHERE
     quality_run_id = (
         SELECT runs.quality_run_id
         FROM queuekeeper.quality_runs AS runs
-        WHERE runs.finished_at IS NOT NULL AND 'compacted' = any(runs.suites)
+        WHERE runs.finished_at IS NOT NULL AND runs.mode = 'full' AND 'compacted' = any(runs.suites)
         ORDER BY runs.finished_at DESC
         LIMIT 1
     )

@@ -1,4 +1,4 @@
--- Sum up the fan-out queues that the last finished quality run has read.
+-- Sum up the fan-out queues that the last finished full quality run has read; a fast one reads a part.
 -- params: none
 -- rows: none or one: (queues, consumers, stored, waiting, dead_letters, forsaken_s)
 -- index: fanout_profiles_pkey
@@ -14,7 +14,7 @@ WHERE
     quality_run_id = (
         SELECT runs.quality_run_id
         FROM queuekeeper.quality_runs AS runs
-        WHERE runs.finished_at IS NOT NULL AND 'fanout' = any(runs.suites)
+        WHERE runs.finished_at IS NOT NULL AND runs.mode = 'full' AND 'fanout' = any(runs.suites)
         ORDER BY runs.finished_at DESC
         LIMIT 1
     )

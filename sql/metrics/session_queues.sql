@@ -14,7 +14,12 @@ SELECT
 FROM (
     SELECT DISTINCT ON (store, target) *
     FROM queuekeeper.profiles
-    WHERE finished_at IS NOT NULL AND mode = 'full'
+    WHERE
+        finished_at IS NOT NULL
+        AND mode = 'full'
+        -- Of all queues: not of chosen cohorts, nor of a sample.
+        AND cardinality(cohorts) = cohort_count
+        AND sample_percent = 100
     ORDER BY store ASC, target ASC, finished_at DESC
 ) AS profiles
 LEFT JOIN queuekeeper.cohort_profiles AS cohorts ON profiles.profile_id = cohorts.profile_id

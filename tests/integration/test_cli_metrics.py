@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.metrics import METRICS, NAMESPACE
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import connect
+from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.schema_migrations import migrate
 from tests import report_samples as samples
+from tests.quality_rows import NOW, save_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
@@ -113,6 +116,38 @@ def test_tables_that_hold_queues_have_figures(postgres_url: str, valkey_url: str
     assert set(head_rooms) == {("public.readings",), *((name,) for name in TABLES)}
     assert head_rooms[("public.readings",)] > 50 * 365 * 86_400
     assert head_rooms[("pgmb.events",)] == pytest.approx(found["queuekeeper_events_head_room_seconds"][()], abs=60)
+
+
+def test_figures_of_queues_are_those_of_readings_of_all_queues(postgres_url: str, valkey_url: str) -> None:
+    minute = timedelta(minutes=1)
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+        store = QualityStore(connection)
+        for number, mode in enumerate(("full", "fast")):
+            began = NOW + number * minute
+            store.begin(
+                quality_run_id=mode, mode=mode, suites=["compacted", "fanout"], profile_ids=[], numbers={},
+                started_at=began,
+            )  # fmt: skip
+            store.finish(quality_run_id=mode, verdict=Verdict.PASSED, results=[], numbers={})
+            connection.execute(
+                "INSERT INTO queuekeeper.fanout_profiles SELECT %(mode)s, 'queue ' || n, '', 'hash', 5, 0, 0, 0, 0, 0, "
+                "0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM generate_series(1, %(queues)s) AS n",
+                {"mode": mode, "queues": 64 if mode == "full" else 1},
+            )
+            connection.execute(
+                "INSERT INTO queuekeeper.compacted_profiles SELECT %(mode)s, 'client ' || n, 'hash', 1, 1, 7, 0, 0, 0, "
+                "7, 0, 7, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0 FROM generate_series(1, %(queues)s) AS n",
+                {"mode": mode, "queues": 64 if mode == "full" else 1},
+            )
+    save_profile(postgres_url, profile_id="all")
+    save_profile(postgres_url, profile_id="sample", sample_percent=10, finished_at=NOW + minute)
+    save_profile(postgres_url, profile_id="chosen", cohorts=[0, 1], finished_at=NOW + 2 * minute)
+
+    found = figures(metrics("--postgres-url", postgres_url, "--redis-url", valkey_url).stdout)
+    assert found["queuekeeper_fanout_stored_messages"] == {(): 320}
+    assert found["queuekeeper_compacted_lag_messages"] == {(): 448}
+    assert list(found["queuekeeper_session_profile_finished_seconds"].values()) == [NOW.timestamp()]
 
 
 def test_server_that_is_down_is_a_figure_and_the_other_is_asked(
