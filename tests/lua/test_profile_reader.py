@@ -314,3 +314,13 @@ def test_limit_is_about_live_messages(client: RedisClient) -> None:
     any_client.delete(queue.payload(1))
     row = profiled(client)["full"]
     assert (row["over_limit"], row["dead"], row["dead_crowding"]) == (1, 1, 1)
+
+
+def test_what_is_no_packed_record_has_no_duplicate_packet_id_in_any_session(client: RedisClient) -> None:
+    for client_id in ("a", "b", "damaged", "torn", "y", "z"):
+        PackedQueue(client=client, client_id=client_id).fill(2)
+    for client_id in ("damaged", "torn"):
+        client.hset(packed_keys(client_id).session, mapping={"900": b"x", "901": b"y"})
+    rows = profiled(client)
+    assert {client_id: row["duplicate_packet_ids"] for client_id, row in rows.items()} == dict.fromkeys(rows, 0)
+    assert {client_id for client_id, row in rows.items() if row["unreadable"]} == {"damaged", "torn"}

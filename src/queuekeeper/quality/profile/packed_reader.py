@@ -16,7 +16,7 @@ from queuekeeper.keyspace import PackedKeys, packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.portions import portions
 from queuekeeper.quality.profile.model import ProfileParameters
-from queuekeeper.quality.profile.queue_window import MISSING, UNREADABLE, Integers, Page, Window
+from queuekeeper.quality.profile.queue_window import MISSING, UNREADABLE, Integers, Page, Window, codes
 from queuekeeper.sessions.packed_state import (
     PackedContent,
     PackedMessage,
@@ -168,9 +168,11 @@ class PackedReader:
             max_record_bytes=self._parameters.max_packed_bytes,
         )
         window.note_faults(owners[live], faults[live], fingerprints[live])
-        codes, times = np.unique(window.live_codes[-1], return_counts=True)
+        # What is no record has no packet id.
+        named = live & (packet_ids >= 0)
+        distinct, times = np.unique(codes(owners[named], packet_ids[named]), return_counts=True)
         again = times > 1
-        window.add("duplicate_packet_ids", codes[again] >> 32, times[again])
+        window.add("duplicate_packet_ids", distinct[again] >> 32, times[again])
 
     def _judge_state(self, window: Window, session: _Session, table: Integers) -> None:
         """Set the head of a queue; count what its state says that does not hold, if it was the same all the time."""
