@@ -213,8 +213,7 @@ class ManagedProcess:
                 _wait_until_gone([process], timeout_s=self._stop_timeout_s)
                 family += [process, *_session_members(record)]
             else:
-                # The leader is gone, and its pid may have led another session since: only marked processes are ours.
-                family = [member for member in _session_members(record) if _marker(member) == str(self.directory)]
+                family = self._orphans(record)
         _kill(family)
         _collect(record)
         self.state_path.unlink(missing_ok=True)
@@ -224,12 +223,17 @@ class ManagedProcess:
         """End the process and its children with SIGKILL, as a crash would; the state file stays behind."""
         self._end(self.record())
 
-    @staticmethod
-    def _end(record: ProcessRecord | None) -> None:
+    def _end(self, record: ProcessRecord | None) -> None:
         process = None if record is None else _process_of(record)
-        if process is not None:
+        if record is not None and process is not None:
             _kill([process, *_descendants(process)])
+            # What it has started since they were looked up.
+            _kill(self._orphans(record))
         _collect(record)
+
+    def _orphans(self, record: ProcessRecord) -> list[psutil.Process]:
+        """Return what is left of the session of a leader that is gone; its pid may have led another one since."""
+        return [member for member in _session_members(record) if _marker(member) == str(self.directory)]
 
 
 def end_marked(directory: Path) -> int:
