@@ -1,4 +1,4 @@
-"""Counts in sentences: one message, two messages."""
+"""Words in sentences: one message, two messages; and which texts can be stored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from string import Formatter
 from typing import Any
 
 _VOWELS = "aeiou"
+
+
+def is_text(text: str) -> bool:
+    """Return whether a text can be stored as one: PostgreSQL takes neither half a surrogate pair nor a zero character.
+
+    What is typed and is not UTF-8 comes as halves of surrogate pairs.
+    """
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def plural(noun: str) -> str:

@@ -280,6 +280,10 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
     assert "not-the-password" not in result.output
 
 
+NO_TEXT = os.fsdecode(b"\xff")
+"""What a shell passes on that is not UTF-8."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -321,6 +325,17 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         ),
         (("sample", "--messages", "-1"), "messages is -1"),
         (("migrate", "undo"), "missing argument 'PLAN'"),
+        (("run", "status", NO_TEXT), "RUN '\\udcff' is not UTF-8"),
+        (("migrate", "copy", NO_TEXT, "--yes"), "PLAN '\\udcff' is not UTF-8"),
+        (("quality", "trend", "--like", NO_TEXT), "--like '\\udcff' is not UTF-8"),
+        (("quality", "run", "--profile", "REDIS", "--profile", NO_TEXT), "--profile '\\udcff' is not UTF-8"),
+        (("partitions", "retired", NO_TEXT), "TABLE '\\udcff' is not UTF-8"),
+        (("compacted", "gc-resume", NO_TEXT), "RUN '\\udcff' is not UTF-8"),
+        (("repair", "repair_ttl", "--go-on", NO_TEXT), "--go-on '\\udcff' is not UTF-8"),
+        (
+            ("repair", "repair_ttl", "--quality-run-id", NO_TEXT),
+            "quality_run_id is '\\udcff': it must be text in UTF-8",
+        ),
         (("migrate", "nonsense"), "no such command 'nonsense'"),
         (("nonsense",), "no such command 'nonsense'"),
         (("incidents", "list"), "no such command 'incidents'. Did you mean `queuekeeper quality incidents`?"),

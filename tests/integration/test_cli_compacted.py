@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -51,11 +52,12 @@ def test_newest_value_of_a_key_is_what_is_there(queues: CompactedQueues) -> None
     assert "Appended" in run("append", C, "valve/1", "--value", "open").stdout
 
 
-@pytest.mark.parametrize("key", ["", "a b/ü/+", "-1"])
+@pytest.mark.parametrize("key", ["", "a b/ü/+", "-1", os.fsdecode(b"\xff/1")])
 def test_any_key_can_be_written_and_read(queues: CompactedQueues, key: str) -> None:
-    assert run("append", C, "--value", "v", "--", key).exit_code == 0
+    assert run("append", C, "--value", os.fsdecode(b"v\xff"), "--", key).exit_code == 0
 
-    assert queues.get(C, key=key.encode()) is not None
+    assert queues.get(C, key=os.fsencode(key)) is not None
+    assert run("get", C, "--raw", "--", key).stdout_bytes == b"v\xff"
 
 
 def test_bytes_that_are_no_text_go_in_and_come_out_as_they_are(queues: CompactedQueues, tmp_path: Path) -> None:

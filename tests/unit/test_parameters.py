@@ -83,6 +83,8 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"suffix": "A1"}, "suffix is 'A1': it must be lower case"),
     ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3 are allowed"),
     ({"keys": "a\tb"}, r"keys is 'a\tb': it must be up to 3 keys without tabs"),
+    ({"keys": "a\nb\udcff"}, r"keys is 'b\udcff': it must be text in UTF-8, without a zero character"),
+    ({"keys": "a\0"}, r"keys is 'a\x00': it must be text in UTF-8, without a zero character"),
     ({"batch_size": "9" * 5_000}, f"batch_size is '{'9' * 199}..: it must be an integer from 1 to 1,000"),
     ({"cap_percent": "9" * 5_000}, f"cap_percent is '{'9' * 199}..: it must be a number from 0 to 100"),
     ({"order": "newest", "rate_per_s": "none"}, "order is 'newest' and rate_per_s is none: name a rate, or"),

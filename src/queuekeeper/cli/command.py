@@ -25,7 +25,8 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.options import METAVARS, TAKEN, JobCommand, Taken
 from queuekeeper.cli.output import Shown, print_parts, screen, show_result
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.wording import is_text
 
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
@@ -46,6 +47,9 @@ CONFIRMS = ("yes",)
 
 PLANS = ("dry_run", "yes")
 """What a command takes besides that counts first, and asks."""
+
+_PLACES = ("FILE", "FOLDER")
+"""What the usage shows for names of files, which may be any bytes."""
 
 _DURATION = "_ms"
 """What the names of parameters end with that are durations to people."""
@@ -340,6 +344,21 @@ def command(
     return decorate
 
 
+def _check_text(parameter: Any, given: Any) -> None:
+    """Check that what was typed for an option or an argument is text; a file's name need not be, nor what is bytes.
+
+    :param parameter: the option or argument, as Typer has it.
+    :raises UsageError: when it is not UTF-8, which no server takes for a text.
+    """
+    if parameter.metavar in _PLACES:
+        return
+    for text in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(text, str) and not is_text(text):
+            option = next((each for each in parameter.opts if each.startswith("--")), "")
+            name = option or str(parameter.metavar).strip("[]")
+            raise UsageError(f"{name} {text!r} is not UTF-8, as a text has to be")
+
+
 def with_call(
     written: Command,
     *,
@@ -367,6 +386,8 @@ def with_call(
     common = {name: shared[name] for name in shared if name in (*kind.takes, *also) and name not in names}
 
     def called(ctx: typer.Context, **given: Any) -> None:
+        for each in ctx.command.params:
+            _check_text(each, given.get(each.name))
         with ExitStack() as opened:
             call = kind(opened, {name: given[name] for name in shared if name in given})
             taken = {} if asks is None else {"parameters": ctx.meta[TAKEN]}

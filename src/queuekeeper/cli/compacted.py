@@ -14,7 +14,7 @@ import typer
 
 from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
-from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, lines_of, named_pairs
+from queuekeeper.cli.input import Content, EndAfter, Follow, JsonLines, content, lines_of, named_pairs
 from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
@@ -60,11 +60,11 @@ queues = StoreCommands(
 )
 
 
-def _key(text: str, encoding: str) -> bytes:
+def _key(given: bytes, encoding: str) -> bytes:
     if encoding == "utf-8":
-        return os.fsencode(text)
+        return given
     try:
-        return b64decode(text, validate=True)
+        return b64decode(given, validate=True)
     except ValueError:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
@@ -73,9 +73,9 @@ def _key(text: str, encoding: str) -> bytes:
 def append(
     call: OnQueues,
     client_id: ClientId,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
+    key: Annotated[bytes | None, typer.Argument(metavar="[KEY]", parser=os.fsencode)] = None,
     *,
-    value: str | None = None,
+    value: Content = None,
     value_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     key_encoding: KeyEncoding = "utf-8",
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=TEXT")] = None,
@@ -227,7 +227,7 @@ queues.command(compacted.CompactedQueues.peek, _waiting, "meter-17 --limit 5 --s
 def get(
     call: OnQueues,
     client_id: ClientId,
-    key: Annotated[str, typer.Argument(metavar="KEY")],
+    key: Annotated[bytes, typer.Argument(metavar="KEY", parser=os.fsencode)],
     *,
     key_encoding: KeyEncoding = "utf-8",
     show_values: ShowValues = False,
@@ -249,12 +249,12 @@ def get(
     message = call.store.get(client_id, key=_key(key, key_encoding))
     if message is None or (raw and message.tombstone):
         raise UsageError(
-            f"the queue of {client_id!r} holds no value of {key!r}: "
+            f"the queue of {client_id!r} holds no value of {os.fsdecode(key)!r}: "
             f"`queuekeeper compacted peek {quote(client_id)}` lists what is there"
         )
     if raw and not message.is_readable:
         raise UnreadableRecord(
-            f"what is stored for {key!r} in the queue of {client_id!r} cannot be read: "
+            f"what is stored for {os.fsdecode(key)!r} in the queue of {client_id!r} cannot be read: "
             "--json --show-values has its bytes; append the key anew"
         )
     if raw:
@@ -263,7 +263,7 @@ def get(
         return None
     facts = {"client_id": client_id} | message_facts(message, content=show_values)
     properties = {name: str(fact) for name, fact in facts.items() if name == "properties"}
-    return Shown(facts, lambda: parts(f"Key {key}", facts | properties))
+    return Shown(facts, lambda: parts(f"Key {os.fsdecode(key)}", facts | properties))
 
 
 @command(app, also=CONFIRMS)

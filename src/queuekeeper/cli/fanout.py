@@ -17,7 +17,7 @@ import typer
 from queuekeeper import fanout
 from queuekeeper.cli import jobs, runs, work
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
-from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, lines_of, named_texts
+from queuekeeper.cli.input import Content, Due, EndAfter, Follow, JsonLines, content, lines_of, named_texts
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
@@ -81,7 +81,7 @@ def publish(
     call: OnQueues,
     queue: QueueName,
     *,
-    body: str | None = None,
+    body: Content = None,
     body_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
     to: Annotated[str | None, typer.Option(metavar="CONSUMER")] = None,

@@ -39,6 +39,8 @@ LayoutName = Annotated[
     Layout | None,
     typer.Option("--layout", help="Layout of the session in Redis. Without it, that in which it is there."),
 ]
+Content = Annotated[bytes | None, typer.Option(parser=os.fsencode, metavar="TEXT")]
+"""Content as a terminal or a script writes it, which need not be UTF-8."""
 STANDARD_STREAM = "-"
 
 
@@ -62,13 +64,13 @@ def named_texts(kind: str, texts: list[str] | None) -> dict[str, str]:
     return dict(named_pairs(kind, texts))
 
 
-def content(text: str | None, path: str | None) -> bytes:
+def content(given: bytes | None, path: str | None) -> bytes:
     """Return what one of two options gives: a text, or a file's content, stdin's by ``-``.
 
     :raises UsageError: when the file cannot be read.
     """
-    if text is not None:
-        return os.fsencode(text)
+    if given is not None:
+        return given
     assert path is not None
     with opened(path) as file:
         return file.read()

@@ -41,6 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from queuekeeper.errors import UsageError
 from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.wording import is_text
 
 P = ParamSpec("P")
 Part = TypeVar("Part", bound="Parameters")
@@ -306,6 +307,8 @@ class Described:
         :raises UsageError: with one sentence that names the text and the rule.
         """
         said = self.said
+        if not is_text(text):
+            raise UsageError(refusal(self.name, text, kind=self.kind, rule=_TEXT_RULE))
         if said.choices is not None and self.enum is None and text not in said.choices:
             raise self.refuse(text)
         # Texts of a list are lines where one text has all of them.
@@ -448,6 +451,8 @@ def described(name: str, wanted: Any, *, default: Any, said: Declaration) -> Des
         said=said,
     )
 
+
+_TEXT_RULE = "it must be text in UTF-8, without a zero character"
 
 _KINDS: dict[Any, Kind] = {bool: Kind.FLAG, int: Kind.INTEGER, float: Kind.NUMBER, str: Kind.TEXT}
 
