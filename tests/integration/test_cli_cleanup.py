@@ -59,6 +59,22 @@ def test_plan_apply_status_report_and_undo(world: World) -> None:
     assert world.device("secret-1").references() == [1, 2, 3, 4]
 
 
+def test_plan_that_is_reported_on_before_anybody_has_agreed_still_waits_for_an_approval(world: World) -> None:
+    every = CommandLine(group="run")
+    dry_run = every.as_json("start", "expired_reference_cleanup", "--dry-run")
+    waits, dry = as_json("plan")["maintenance_run_id"], dry_run["maintenance_run_id"]
+    before = {run_id: every.run("status", run_id).stdout for run_id in (waits, dry)}
+    assert "It waits for an approval" in before[waits]
+    assert "It was a dry run" in before[dry]
+
+    for run_id in (waits, dry):
+        every.as_json("report", run_id, code=1)
+
+    assert {run_id: every.run("status", run_id).stdout for run_id in (waits, dry)} == before
+    assert as_json("apply", waits, "--yes")["clean"] is True
+    assert as_json("status", waits)["report"]["clean"] is True
+
+
 def test_people_read_tables_without_client_ids(world: World) -> None:
     shown = run("plan")
     run_id = as_json("status")["maintenance_run_id"]

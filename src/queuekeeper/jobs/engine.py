@@ -231,7 +231,7 @@ class Engine:
     # --- report --------------------------------------------------------------------------------------------------
 
     def report(self, runs: MaintenanceRuns, run_id: str, *, dry_run: bool) -> AnyOutcome:
-        """Take the second look at the run's rate, and store the outcome with the run.
+        """Take the second look at the run's rate, and store the outcome with the run, once it has begun or is over.
 
         There is no second look after a dry run or when the plan was empty.
 
@@ -271,9 +271,12 @@ class Engine:
         kept = outcome_facts(outcome)
         del kept["plan"]
         # The audit records what was done: a run without changes adds no entry, and neither does a second report.
-        before = runs.load(run_id).report or {}
+        run = runs.load(run_id)
+        before = run.report or {}
         is_told = is_over or not counts.changes or before.get("counts") == kept["counts"]
-        runs.save_report(run_id, kept, effect={} if is_told else None)
+        # Whoever looks at a plan that nobody has answered for answers nothing: it still waits, or stays a dry run.
+        if is_over or run.state is not RunState.PLANNED:
+            runs.save_report(run_id, kept, effect={} if is_told else None)
         return outcome
 
     def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
