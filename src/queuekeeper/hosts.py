@@ -34,6 +34,10 @@ _LONG = 6
 """Characters of a secret that is no part of a word by chance."""
 
 
+_VALUE = re.compile(r"(?i)((?:password|secret)\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+)")
+"""A password among names with values, as libpq reads them: in quotes, or with backslashes before what ends it."""
+
+
 def without_secret(text: str, secret: str) -> str:
     """Return words of a server or a library without a secret.
 
@@ -46,8 +50,13 @@ def without_secret(text: str, secret: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return an address that may be shown."""
-    parts = urlsplit(url)
+    """Return an address that may be shown; of PostgreSQL it may be no URL, but names with values."""
+    if "://" not in url:
+        return _VALUE.sub(r"\1***", url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{url.partition('://')[0]}://***"
     place = parts.netloc.rpartition("@")
     user = place[0].partition(":")[0]
     shown = f"{user}@{place[2]}" if user else place[2]
