@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from queuekeeper import __version__
+from queuekeeper import __version__, audit
 from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
@@ -360,6 +360,45 @@ def test_a_number_beyond_all_that_are_given_out_is_one_that_is_not_there(recorde
     number = str(10**20)
     words = command.replace("NUMBER", number).split()
     commands.fails(*words, "--postgres-url", recorded, code=2, words=f" {number}( was|:)")
+
+
+def test_output_that_cannot_be_written_in_an_encoding_is_escaped(recorded: str) -> None:
+    with connect(recorded, autocommit=True) as connection:
+        audit.record(connection, actor="Zoë 🙂", action=audit.Action.PAUSE, subject="x", effect={})
+    command = [sys.executable, "-m", "queuekeeper", "audit", "list", "--postgres-url", recorded]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+
+    shown, told = (
+        subprocess.run([*command, *more], env=env, capture_output=True, check=False) for more in ([], ["--json"])
+    )
+
+    assert (shown.returncode, shown.stderr, told.returncode, told.stderr) == (0, b"", 0, b"")
+    assert rb"Zo\xeb \U0001f642" in shown.stdout
+    assert json.loads(told.stdout)["entries"][0]["actor"] == "Zoë 🙂"
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "many"])
+def test_width_that_is_none_is_not_taken_for_one(recorded: str, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = commands.run("run", "list", "--postgres-url", recorded).stdout
+    monkeypatch.setenv("COLUMNS", columns)
+
+    assert commands.run("run", "list", "--postgres-url", recorded).stdout == shown != ""
+
+
+def test_address_that_does_not_parse_hinders_only_what_needs_it(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", "redis://:s3cret@[::1")
+
+    assert commands.run("status").exit_code == 0
+    assert commands.run("run", "list", "--postgres-url", recorded).exit_code == 0
+    assert "s3cret" not in commands.run("status").output
+
+
+def test_home_below_a_file_has_no_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "file" / "home"))
+
+    fails("run", "list", code=4, words="no PostgreSQL is named and the private one is not running")
 
 
 def test_the_control_schema_is_made_once(postgres_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -112,6 +113,10 @@ for _name, _place, _words in (
 
 def main() -> None:
     """Run the command line."""
+    # A terminal of another encoding than UTF-8 shows what it cannot write as an escape, and ends no command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     # Where it is installed, as beside Airflow, redis-py would load it at each start, though nobody here measures by it.
     # Handlers of a user's own program, which `work` runs, may measure by it.
     if "work" not in sys.argv:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns when nobody is looking: a table that is piped on is not squeezed into 80."""
 
+_DIGITS = 7
+"""No screen has a width of so many digits."""
+
+_NARROW = 80
+"""Columns of a terminal where the environment says what is no number of them."""
+
 SHOWN_CHARACTERS = 60
 """Most of a message's content that a table shows."""
 
@@ -68,8 +74,10 @@ def screen(*, stderr: bool = False) -> Console:
     """Return the place to write to; made anew each time, since tests and pipes exchange the streams."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    stream, asked = sys.stderr if stderr else sys.stdout, os.environ.get("COLUMNS", "")
+    # A number that is none, or 0 as where no screen is known, is no width.
+    named = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < _DIGITS else 0
+    width = named or (PIPE_WIDTH if not stream.isatty() else _NARROW if asked else None)
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -103,7 +111,9 @@ def show_result(shown: Shown, *, as_json: bool) -> None:
     """
     view, failed = shown.view, shown.failed
     if as_json:
-        sys.stdout.write(json.dumps(plain(shown.facts), ensure_ascii=False, indent=2) + "\n")
+        # An escape of JSON is read anywhere, and what is no UTF-8 needs one.
+        is_plain = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        sys.stdout.write(json.dumps(plain(shown.facts), ensure_ascii=not is_plain, indent=2) + "\n")
         sys.stdout.flush()
     else:
         shown_parts = parts(view, shown.facts) if isinstance(view, str) else view()

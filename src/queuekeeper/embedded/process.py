@@ -74,7 +74,7 @@ class ManagedProcess:
         """
         try:
             return ProcessRecord(**json.loads(self.state_path.read_text("utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise RefusedError(
