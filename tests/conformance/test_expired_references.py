@@ -973,6 +973,20 @@ def test_missing_permission_is_named_before_work_starts(guarded: tuple[World, Ca
     assert world.contents() == before
 
 
+def test_an_undo_names_what_a_user_lacks_before_it_begins_and_in_its_dry_run(
+    guarded: tuple[World, Callable[..., World]],
+) -> None:
+    world, cleaner = guarded
+    fill(world)
+    run_id, _ = world.clean()
+    before, limited = world.contents(), cleaner()
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match=r"does not allow this user persist, zadd on keys .*\+persist \+zadd$"):
+            limited.take_back(run_id, dry_run=dry_run)
+    assert world.contents() == before
+    assert cleaner("+zadd", "+persist").take_back(run_id, dry_run=False).references > 0
+
+
 @pytest.mark.parametrize("rule", ["-evalsha", "-scan", "-script|load"])
 def test_command_that_a_user_lacks_is_named_with_the_rules(
     guarded: tuple[World, Callable[..., World]], rule: str

@@ -43,6 +43,8 @@ _READING = (
     "zscore",
 )  # fmt: skip
 _WRITING = ("hincrby", "hset", "pexpireat", "unlink", "zrem")
+# A cleanup adds no message, so that its user need not have them.
+_PUTTING_BACK = ("persist", "zadd")
 # Asked for only where sessions are packed.
 _OF_PACKED = ("hdel", "hlen", "hscan")
 _GROUNDWORK = (
@@ -115,6 +117,10 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
     def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
         """Put dead references back and remove expiries again; removed messages do not come back."""
+        prefix = self.world.parameters.key_prefix
+        rules = " ".join([acl_rules(prefix), *(f"+{command}" for command in _PUTTING_BACK)])
+        commands = _READING + _WRITING + _PUTTING_BACK
+        check_rights(self.world.client, key_prefix=prefix, commands=commands, rules=rules)
         return undo_cleanup(self.world, run_id=run_id, files=files)
 
     # --- words ---------------------------------------------------------------------------------------------------
