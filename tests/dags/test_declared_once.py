@@ -26,7 +26,7 @@ from queuekeeper.airflow.plugin import forms
 from queuekeeper.cli import app
 from queuekeeper.cli.options import Taken
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.parameters import Described, Kind, Parameters, describe
+from queuekeeper.jobs.parameters import TEXT_RULE, Described, Kind, Parameters, describe
 from tests.unit.test_command_options import commands
 
 pytestmark = pytest.mark.dags
@@ -323,7 +323,6 @@ def test_no_record_of_a_job_repeats_a_default() -> None:
 ONLY_CHECKED = {
     "canary_steps_percent": "10,5,100",
     "cohorts": "5-2",
-    "key_prefix": "\ud800",
     "queues": "or\x07ders",
     "rdb_as_of": "noon",
 }
@@ -370,6 +369,8 @@ def _wrong(each: Described) -> Iterator[tuple[str, Any]]:
     if said.check is not None:
         text = ONLY_CHECKED[each.name]
         yield text, [text] if each.kind is Kind.LIST else text
+    if each.kind in {Kind.TEXT, Kind.LIST} and each.choices is None:
+        yield "\ud800", ["\ud800"] if each.kind is Kind.LIST else "\ud800"
     texts = [letters * "x" for letters in (said.shortest - 1, (said.longest or -1) + 1) if letters > 0]
     if each.kind is Kind.LIST:
         yield from ((text, [text]) for text in texts if len(text) < said.shortest or said.longest is not None)
@@ -418,7 +419,7 @@ def test_form_command_operator_program_and_library_refuse_in_the_same_words(
     sent = json.dumps(value) if each.choices is not None else text
     _, by_page = forms.read({each.name: {"schema": field_of(each).schema}}, {each.name: sent})
     assert each.kind is Kind.FLAG or by_page == (words["library"],)
-    assert words["library"].endswith((each.rule, "are allowed"))
+    assert words["library"].endswith((each.rule, TEXT_RULE, "are allowed"))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)

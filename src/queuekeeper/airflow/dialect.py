@@ -2,9 +2,10 @@
 
 The schema of each field of a form names a dialect of JSON schema as its ``$schema``. It has all of 2020-12, but its
 errors say the rule that the schema states as ``errorMessage``; its keyword ``check`` carries out the check that a
-parameter declares; and ``1000.0``, also written ``1e3``, is no integer, as it is none for operators and commands. A
-process knows the dialect once it has imported this module: those that read DAGs, their tasks, and each that loads the
-plugin, such as the API server. Elsewhere JSON schema refuses the same bounds in its own words.
+parameter declares; ``1000.0``, also written ``1e3``, is no integer; and what no database takes, such as half a
+surrogate pair, is no text, as for operators and commands. A process knows the dialect once it has imported this module:
+those that read DAGs, their tasks, and each that loads the plugin, such as the API server. Elsewhere JSON schema refuses
+the same bounds in its own words.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import create
 
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.parameters import Kind, describe, refusal, too_many
+from queuekeeper.jobs.parameters import TEXT_RULE, Kind, describe, refusal, too_many
+from queuekeeper.wording import is_text
 
 DIALECT = "urn:queuekeeper:parameters"
 
@@ -27,7 +29,6 @@ CHECKED: Mapping[str, str] = MappingProxyType(
     {
         "canary_steps_percent": "queuekeeper.migration.ledger.parameters:OnlineWish",
         "cohorts": "queuekeeper.migration.ledger.parameters:CohortChoice",
-        "key_prefix": "queuekeeper.jobs.common:KeyPrefix",
         "queues": "queuekeeper.maintenance.fanout.model:FanoutRepairParameters",
         "rdb_as_of": "queuekeeper.quality.profile.model:SnapshotWish",
     }
@@ -47,6 +48,8 @@ def _sentence(keyword: str, instance: Any, schema: Mapping[str, Any]) -> str:
     name, _, rule = schema["errorMessage"].partition(": ")
     if keyword == "maxItems":
         return too_many(name, instance, most=schema[keyword])
+    if isinstance(instance, str) and not is_text(instance) and "enum" not in schema:
+        rule = TEXT_RULE
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return refusal(name, instance, kind=Kind(kinds[-1]), rule=rule)
 
@@ -62,6 +65,10 @@ def _in_our_words(keyword: str, errors_of: Any) -> Any:
     return errors
 
 
+def _is_string(_: object, value: object) -> bool:
+    return isinstance(value, str) and is_text(value)
+
+
 def _is_integer(_: object, value: object) -> bool:
     return type(value) is int
 
@@ -75,5 +82,5 @@ create(
         for keyword, errors in {**Draft202012Validator.VALIDATORS, "check": _check}.items()
     },
     version="queuekeeper",
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": _is_integer, "string": _is_string}),
 )

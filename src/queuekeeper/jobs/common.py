@@ -6,7 +6,7 @@ from typing import Any
 
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, days, minutes, parameter, same, seconds
 from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_cohorts, check_prefix
+from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_cohorts
 from queuekeeper.sessions.model import StoreRules
 
 FOLDER_OR_URL = r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$"
@@ -23,7 +23,6 @@ def key_prefix() -> Any:
         longest=200,
         pattern=r"^[^{}]*$",
         rule="it must be text of at most 200 characters without a brace, which would put all clients in one hash slot",
-        check=check_prefix,
         examples=["tbmq:"],
     )
 

@@ -307,10 +307,10 @@ class Described:
         :raises UsageError: with one sentence that names the text and the rule.
         """
         said = self.said
-        if not is_text(text):
-            raise UsageError(refusal(self.name, text, kind=self.kind, rule=_TEXT_RULE))
         if said.choices is not None and self.enum is None and text not in said.choices:
             raise self.refuse(text)
+        if not is_text(text):
+            raise UsageError(refusal(self.name, text, kind=self.kind, rule=TEXT_RULE))
         # Texts of a list are lines where one text has all of them.
         if self.kind is Kind.LIST and (len(text) < said.shortest or "\n" in text):
             raise self.refuse(text)
@@ -452,7 +452,8 @@ def described(name: str, wanted: Any, *, default: Any, said: Declaration) -> Des
     )
 
 
-_TEXT_RULE = "it must be text in UTF-8, without a zero character"
+TEXT_RULE = "it must be text in UTF-8, without a zero character"
+"""What every text must be, in the words of a refusal."""
 
 _KINDS: dict[Any, Kind] = {bool: Kind.FLAG, int: Kind.INTEGER, float: Kind.NUMBER, str: Kind.TEXT}
 

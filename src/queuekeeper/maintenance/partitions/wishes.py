@@ -53,6 +53,12 @@ class RegisterWish(Parameters):
 class ArchiveWish(Parameters):
     """Parameters of the Spark job that archives partitions."""
 
+    directory: str = needed(
+        title="Folder",
+        help="Folder of archives that all of Spark can reach, or its URL in an object store.",
+        rule="it must name a folder",
+        examples=["s3://archives/readings"],
+    )
     retired_ids: tuple[str, ...] = parameter(
         (),
         needed=True,
@@ -60,9 +66,4 @@ class ArchiveWish(Parameters):
         help="Numbers of retired partitions in quarantine.",
         pattern=r"^\d+$",
         rule="it must be the numbers of retired partitions, such as 7 8",
-    )
-    directory: str = needed(
-        title="Folder",
-        help="Folder of archives that all of Spark can reach, or its URL in an object store.",
-        rule="it must name a folder",
     )
