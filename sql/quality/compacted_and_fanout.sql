@@ -11,23 +11,15 @@ COPY queuekeeper.compacted_profiles (
 
 -- name: delete_compacted_profiles
 -- Delete the compacted queues of this run, which are read again, and of old runs.
--- params: quality_run_id, keep_runs, keep_fast_runs
+-- params: quality_run_id, suite, keep_runs, keep_fast_runs
 -- rows: none
 -- index: compacted_profiles_pkey
 DELETE FROM queuekeeper.compacted_profiles
 WHERE
     quality_run_id = %(quality_run_id)s
     OR quality_run_id IN (
-        SELECT placed.quality_run_id
-        FROM (
-            SELECT
-                runs.quality_run_id,
-                runs.mode,
-                row_number() OVER (PARTITION BY runs.mode ORDER BY runs.started_at DESC) AS place
-            FROM queuekeeper.quality_runs AS runs
-            WHERE 'compacted' = any(runs.suites)
-        ) AS placed
-        WHERE placed.place > CASE placed.mode WHEN 'fast' THEN %(keep_fast_runs)s ELSE %(keep_runs)s END
+        SELECT quality_run_id
+        -- include: old_runs_of_suite
     );
 
 -- name: load_fanout_profiles
@@ -43,21 +35,13 @@ COPY queuekeeper.fanout_profiles (
 
 -- name: delete_fanout_profiles
 -- Delete the fan-out queues of this run, which are read again, and of old runs.
--- params: quality_run_id, keep_runs, keep_fast_runs
+-- params: quality_run_id, suite, keep_runs, keep_fast_runs
 -- rows: none
 -- index: fanout_profiles_pkey
 DELETE FROM queuekeeper.fanout_profiles
 WHERE
     quality_run_id = %(quality_run_id)s
     OR quality_run_id IN (
-        SELECT placed.quality_run_id
-        FROM (
-            SELECT
-                runs.quality_run_id,
-                runs.mode,
-                row_number() OVER (PARTITION BY runs.mode ORDER BY runs.started_at DESC) AS place
-            FROM queuekeeper.quality_runs AS runs
-            WHERE 'fanout' = any(runs.suites)
-        ) AS placed
-        WHERE placed.place > CASE placed.mode WHEN 'fast' THEN %(keep_fast_runs)s ELSE %(keep_runs)s END
+        SELECT quality_run_id
+        -- include: old_runs_of_suite
     );

@@ -73,9 +73,9 @@ def save_rows(
     queues = total = 0
     with translated_errors(connection), connection.transaction(), connection.cursor() as cursor:
         # This also deletes the rows of old runs.
-        old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS, "keep_fast_runs": KEEP_FAST_RUNS}
+        old = {"suite": suite, "keep_runs": KEEP_RUNS, "keep_fast_runs": KEEP_FAST_RUNS}
         delete, load = _STATEMENTS[suite]
-        cursor.execute(statement(delete), old)
+        cursor.execute(statement(delete), {"quality_run_id": quality_run_id, **old})
         with cursor.copy(statement(load)) as copy:
             for row in rows:
                 copy.write_row([quality_run_id, *(row[name] for name in columns)])
