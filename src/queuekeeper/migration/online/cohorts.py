@@ -135,6 +135,11 @@ class OnlineCohorts:
         check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
         return found
 
+    def to_arm(self, plan: MigrationPlan) -> list[int]:
+        """Return the cohorts of a plan that can still be armed; all where there is none, so that arming is refused."""
+        past = {each.cohort for each in self.load(plan.plan_id) if each.state not in ON_POSTGRES}
+        return [cohort for cohort in plan.choose() if cohort not in past] or plan.choose()
+
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
         """Record the owner of every client of cohorts and have writers check it; the source stays the owner.
 

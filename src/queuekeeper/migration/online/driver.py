@@ -33,7 +33,7 @@ from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, page
 from queuekeeper.migration.online.inside_redis import clients_to_move
 from queuekeeper.migration.online.mover import SessionMover, rules_of
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
-from queuekeeper.migration.online.states import BEGINS, MIRRORED, ON_POSTGRES, OnlineState, ends
+from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
 from queuekeeper.postgres import Connection, connect
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
@@ -102,7 +102,7 @@ class OnlineDriver:
             check_skew(connection, client)
             if require_trigger:
                 check_trigger(connection)
-            wanted = self._to_arm(online, plan) if cohorts is None else list(cohorts)
+            wanted = online.to_arm(plan) if cohorts is None else list(cohorts)
             self._check_values(connection, client, plan, wanted)
             online.arm(plan, wanted, actor=self._actor)
             owners = OwnerStore(connection)
@@ -117,12 +117,6 @@ class OnlineDriver:
                 online.take(self._plan_id, new)
         tally = Tally(clients=made)
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
-
-    @staticmethod
-    def _to_arm(online: OnlineCohorts, plan: MigrationPlan) -> list[int]:
-        """Return the chosen cohorts that can still be armed; all where there is none, so that the step is refused."""
-        past = {each.cohort for each in online.load(plan.plan_id) if each.state not in ON_POSTGRES}
-        return [cohort for cohort in plan.choose() if cohort not in past] or plan.choose()
 
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """Make the copies in the target equal to what the source holds, without a fence.
