@@ -158,6 +158,14 @@ REFUSED: dict[str, tuple[str, str]] = {
         "ALTER TABLE readings ADD CONSTRAINT late UNIQUE (value) DEFERRABLE", "constraint late is deferrable"
     ),
     "published": ("CREATE PUBLICATION news FOR TABLE readings", "publication news names it"),
+    "published with its schema": (
+        "CREATE PUBLICATION news FOR TABLES IN SCHEMA public", "news publishes all tables of schema public"
+    ),
+    "published with all": ("CREATE PUBLICATION news FOR ALL TABLES", "publication news publishes all tables, also the"),
+    "a rule": (
+        "CREATE TABLE log (id bigint); CREATE RULE also AS ON INSERT TO readings DO ALSO INSERT INTO log VALUES (1)",
+        "rule also would stay with the old table",
+    ),
     "replica identity": ("ALTER TABLE readings REPLICA IDENTITY FULL", "its REPLICA IDENTITY is not the default"),
     "constraint trigger": (
         ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE CONSTRAINT TRIGGER "
@@ -179,6 +187,23 @@ def test_a_table_that_cannot_be_adopted_is_refused_in_words_before_anything_is_w
         planned(table, asked())
     assert words in str(refused.value)
     assert leftovers(table) == []
+
+
+def test_a_table_that_a_subscription_fills_is_refused_since_replication_would_pass_over_the_new_one(
+    table: Connection,
+) -> None:
+    table.execute("CREATE SUBSCRIPTION feed CONNECTION '' PUBLICATION news WITH (connect = false, slot_name = NONE)")
+    try:
+        planned(table, asked())
+        # What REFRESH PUBLICATION does, which would need a second server.
+        table.execute(
+            "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) "
+            "SELECT oid, 'readings'::regclass, 'r' FROM pg_subscription WHERE subname = 'feed'"
+        )
+        with pytest.raises(RefusedError, match=r"subscription feed writes into it, and would leave out all rows"):
+            planned(table, asked())
+    finally:
+        table.execute("DROP SUBSCRIPTION feed")
 
 
 def test_keys_are_widened_only_where_a_person_allows_it(table: Connection) -> None:

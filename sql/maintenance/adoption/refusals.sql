@@ -211,12 +211,40 @@ of_triggers AS (
 of_publications AS (
     SELECT
         17 AS place,
+        format('publication %%I %%s', of_it.pubname, said.words) AS words
+    FROM adopted
+    CROSS JOIN pg_publication AS of_it
+    CROSS JOIN
+        LATERAL (
+            SELECT 'names it, and would go on publishing the old table: take it out first' AS words
+            FROM pg_publication_rel AS entry
+            WHERE entry.prpubid = of_it.oid AND entry.prrelid = adopted.oid
+            UNION ALL
+            SELECT
+                format(
+                    'publishes all tables of schema %%I, also the partitions, which subscribers do not have: let it '
+                    || 'name the tables without this one first', adopted.nspname
+                )
+            FROM pg_publication_namespace AS entry
+            WHERE entry.pnpubid = of_it.oid AND entry.pnnspid = adopted.relnamespace
+            UNION ALL
+            SELECT
+                'publishes all tables, also the copy and its partitions, which subscribers do not have: let it name '
+                || 'the tables without this one first'
+            WHERE of_it.puballtables
+        ) AS said
+),
+
+of_subscriptions AS (
+    SELECT
+        17 AS place,
         format(
-            'publication %%I names it, and would go on publishing the old table: take it out first', of_it.pubname
+            'subscription %%I writes into it, and would leave out all rows of the new table without an error: take it '
+            || 'out of what is published, and refresh the subscription first', of_it.subname
         ) AS words
-    FROM pg_publication_rel AS entry
-    INNER JOIN pg_publication AS of_it ON entry.prpubid = of_it.oid
-    WHERE entry.prrelid = %(oid)s::oid
+    FROM pg_subscription_rel AS entry
+    INNER JOIN pg_subscription AS of_it ON entry.srsubid = of_it.oid
+    WHERE entry.srrelid = %(oid)s::oid
 ),
 
 of_extensions AS (
@@ -291,10 +319,15 @@ own_parts (class_id, object_id) AS (
 of_dependents AS (
     SELECT DISTINCT
         18 AS place,
-        pg_describe_object(
-            CASE WHEN rule.oid IS NULL THEN entry.classid ELSE 'pg_class'::regclass END,
-            coalesce(rule.ev_class, entry.objid), 0
-        ) || ' refers to it, and would go on reading the old table: drop it, and create it again afterwards' AS words
+        CASE
+            WHEN rule.ev_class = adopted.oid
+                THEN format('rule %%I would stay with the old table: let a trigger do its work', rule.rulename)
+            ELSE
+                pg_describe_object(
+                    CASE WHEN rule.oid IS NULL THEN entry.classid ELSE 'pg_class'::regclass END,
+                    coalesce(rule.ev_class, entry.objid), 0
+                ) || ' refers to it, and would go on reading the old table: drop it, and create it again afterwards'
+        END AS words
     FROM adopted
     INNER JOIN pg_type AS own_type ON adopted.reltype = own_type.oid
     INNER JOIN pg_depend AS entry
@@ -320,6 +353,8 @@ UNION ALL
 SELECT words FROM of_triggers
 UNION ALL
 SELECT words FROM of_publications
+UNION ALL
+SELECT words FROM of_subscriptions
 UNION ALL
 SELECT words FROM of_extensions
 UNION ALL
