@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import partial
@@ -360,3 +360,8 @@ def records(connection: Connection, made: Callable[..., T], name: str, parameter
     """
     with translated_errors(connection), connection.cursor(row_factory=kwargs_row(made)) as cursor:
         return cursor.execute(statement(name), parameters).fetchall()
+
+
+def outside_dependants(connection: Connection, schemas: Sequence[str]) -> list[str]:
+    """Return descriptions of the objects outside some schemas that depend on them, and would go with them."""
+    return [name for (name,) in rows_of(connection, "queuekeeper/queries/outside_dependants", {"schemas": [*schemas]})]

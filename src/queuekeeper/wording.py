@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
+_NAMED = 10
 _VOWELS = "aeiou"
 
 
@@ -64,3 +65,9 @@ def sentence(template: str, **facts: Any) -> str:
     :raises KeyError: when the template names a fact that is not given.
     """
     return _Sentence().vformat(template, (), facts)
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names as text: the first ten, and the number of the others."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "published with all": ("CREATE PUBLICATION news FOR ALL TABLES", "publication news publishes all tables, also the"),
     "a rule": (
         "CREATE TABLE log (id bigint); CREATE RULE also AS ON INSERT TO readings DO ALSO INSERT INTO log VALUES (1)",
-        "rule also would stay with the old table",
+        "rule also would stay with the table that is set aside",
     ),
     "replica identity": ("ALTER TABLE readings REPLICA IDENTITY FULL", "its REPLICA IDENTITY is not the default"),
     "constraint trigger": (
@@ -574,6 +574,76 @@ def test_a_table_that_was_altered_meanwhile_is_not_exchanged(
     with pytest.raises(StalePlan, match=r"public.readings was altered since the plan: end it by --act back"):
         go_on(table, run_id)
     assert kind(table) == "r"
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "words"),
+    [
+        ("CREATE VIEW recent AS SELECT * FROM readings", "DROP VIEW recent", "view recent refers to it"),
+        (
+            "CREATE TABLE more () INHERITS (readings)",
+            "ALTER TABLE more NO INHERIT readings",
+            "others inherit from it",
+        ),
+        ("CREATE PUBLICATION news FOR TABLE readings", "DROP PUBLICATION news", "publication news names it"),
+        ("ALTER TABLE readings SET UNLOGGED", "ALTER TABLE readings SET LOGGED", "it is unlogged"),
+    ],
+)
+def test_what_comes_to_refer_to_the_table_while_it_is_copied_keeps_it_in_use(
+    table: Connection, connect: Callable[[], Connection], change: LiteralString, undo: LiteralString, words: str
+) -> None:
+    run_id = stopped_before_the_exchange(table, connect)
+    table.execute(change)
+    with pytest.raises(RefusedError, match=f"public.readings was not exchanged.*{words}"):
+        go_on(table, run_id)
+    assert kind(table) == "r"
+    table.execute(undo)
+    assert (go_on(table, run_id).done, kind(table)) == (True, "p")
+    carry_out(table, asked(act=Act.COMMIT))
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "words"),
+    [
+        ("CREATE VIEW recent AS SELECT * FROM readings", "DROP VIEW recent", "view recent refers to it"),
+        (
+            "CREATE FUNCTION f(one readings) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+            "DROP FUNCTION f",
+            r"function f\(readings\) refers to it",
+        ),
+        ("CREATE INDEX late ON readings (value)", "DROP INDEX late", "it was altered.*CREATE INDEX late"),
+        ("REVOKE SELECT ON readings FROM PUBLIC", "GRANT SELECT ON readings TO PUBLIC", "altered.*GRANT SELECT"),
+        (
+            (
+                "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; "
+                "CREATE TRIGGER late BEFORE INSERT ON readings FOR EACH ROW EXECUTE FUNCTION f()"
+            ),
+            "DROP TRIGGER late ON readings",
+            "it was altered.*CREATE TRIGGER late",
+        ),
+    ],
+)
+def test_what_has_come_to_the_new_table_is_not_lost_on_the_way_back(
+    table: Connection, change: LiteralString, undo: LiteralString, words: str
+) -> None:
+    table.execute("GRANT SELECT ON readings TO PUBLIC")
+    carry_out(table, asked())
+    table.execute(change)
+    with pytest.raises(RefusedError, match=f"the way back of public.readings would lose.*{words}.*or commit"):
+        planned(table, asked(act=Act.BACK))
+    table.execute(undo)
+    carry_out(table, asked(act=Act.BACK))
+    assert (kind(table), leftovers(table)) == ("r", [])
+
+
+def test_a_commit_drops_nothing_of_others_that_refers_to_the_old_table(table: Connection) -> None:
+    carry_out(table, asked())
+    (old,) = [name for name in leftovers(table) if name.endswith("_old")]
+    table.execute(f"CREATE VIEW before AS SELECT * FROM {old}.readings".encode())
+    with pytest.raises(RefusedError, match=r"view before of others would go with the table that was set aside"):
+        planned(table, asked(act=Act.COMMIT))
+    table.execute("DROP VIEW before")
+    carry_out(table, asked(act=Act.COMMIT))
 
 
 def test_the_exchange_gives_way_to_whoever_holds_the_table_and_compares_again(

@@ -2,8 +2,8 @@
 -- triggers; and tell its columns. The table serves in schema place, and the copy is in schema room. All rows together
 -- are what must not change while the table is copied.
 -- params: oid, key, place, room
--- rows: (moment, statement): column, check (words), copy (for the empty copy), leave (for the table before it leaves
--- its schema), arrive (for the copy that has taken its place), wake (for the table when it comes back)
+-- rows: (moment, statement): owner, column, check (words), copy (for the empty copy), leave (for the table before it
+-- leaves its schema), arrive (for the copy that has taken its place), wake (for the table when it comes back)
 -- index: none, the catalog's own
 WITH adopted AS (
     SELECT
@@ -17,6 +17,13 @@ WITH adopted AS (
 ),
 
 found (place, name, moment, words) AS (
+    SELECT
+        0,
+        '',
+        'owner',
+        format('OWNER TO %%s', relowner::regrole)
+    FROM adopted
+    UNION ALL
     SELECT
         1,
         lpad(attribute.attnum::text, 5),
@@ -73,7 +80,10 @@ found (place, name, moment, words) AS (
         own.relname,
         'copy',
         replace(
-            pg_get_indexdef(entry.indexrelid),
+            replace(
+                pg_get_indexdef(entry.indexrelid),
+                ' ON ONLY ' || adopted.present_name || ' USING ', ' ON ' || adopted.copy || ' USING '
+            ),
             ' ON ' || adopted.present_name || ' USING ', ' ON ' || adopted.copy || ' USING '
         )
     FROM adopted
@@ -206,7 +216,13 @@ found (place, name, moment, words) AS (
             VALUES
             -- While the table stands aside, what is repeated on it fires nothing.
             ('leave', format('ALTER TABLE %%s DISABLE TRIGGER %%I', adopted.name, trigger.tgname)),
-            ('arrive', pg_get_triggerdef(trigger.oid)),
+            (
+                'arrive',
+                replace(
+                    pg_get_triggerdef(trigger.oid),
+                    ' ON ' || adopted.present_name || ' ', ' ON ' || adopted.name || ' '
+                )
+            ),
             (
                 'arrive',
                 format(

@@ -1,6 +1,7 @@
--- Say in words why a table cannot be adopted; no rows when it can.
+-- Say in words why a table cannot be adopted; no rows when it can. What refers to a table would be lost as well when an
+-- adopted one makes way for the old one.
 -- params: oid, key, widen
--- rows: (words)
+-- rows: (words, whether that refers to the table)
 -- index: none, the catalog's own
 WITH adopted AS (
     SELECT
@@ -128,6 +129,7 @@ of_columns AS (
 of_constraints AS (
     SELECT
         14 AS place,
+        entry.contype = 'f' AS is_foreign_key,
         format('constraint %%I %%s', entry.conname, said.words) AS words
     FROM pg_constraint AS entry
     CROSS JOIN adopted
@@ -145,8 +147,8 @@ of_constraints AS (
                 entry.contype = 'f' AND entry.conrelid != adopted.oid,
                 'of '
                 || entry.conrelid::regclass::text
-                || ' refers to the table, and would go on referring to the old one: drop '
-                || 'it, and add it again after the commit'
+                || ' refers to the table, and would go on referring to the one that is set '
+                || 'aside: drop it, and add it again after the commit'
             ),
             (entry.contype = 'x', 'is an exclusion: drop it'),
             (
@@ -211,26 +213,31 @@ of_triggers AS (
 of_publications AS (
     SELECT
         17 AS place,
+        said.names_it,
         format('publication %%I %%s', of_it.pubname, said.words) AS words
     FROM adopted
     CROSS JOIN pg_publication AS of_it
     CROSS JOIN
         LATERAL (
-            SELECT 'names it, and would go on publishing the old table: take it out first' AS words
+            SELECT
+                TRUE AS names_it,
+                'names it, and would go on publishing the table that is set aside: take it out first' AS words
             FROM pg_publication_rel AS entry
             WHERE entry.prpubid = of_it.oid AND entry.prrelid = adopted.oid
             UNION ALL
             SELECT
+                FALSE AS names_it,
                 format(
                     'publishes all tables of schema %%I, also the partitions, which subscribers do not have: let it '
                     || 'name the tables without this one first', adopted.nspname
-                )
+                ) AS words
             FROM pg_publication_namespace AS entry
             WHERE entry.pnpubid = of_it.oid AND entry.pnnspid = adopted.relnamespace
             UNION ALL
             SELECT
+                FALSE AS names_it,
                 'publishes all tables, also the copy and its partitions, which subscribers do not have: let it name '
-                || 'the tables without this one first'
+                || 'the tables without this one first' AS words
             WHERE of_it.puballtables
         ) AS said
 ),
@@ -321,12 +328,16 @@ of_dependents AS (
         18 AS place,
         CASE
             WHEN rule.ev_class = adopted.oid
-                THEN format('rule %%I would stay with the old table: let a trigger do its work', rule.rulename)
+                THEN
+                    format(
+                        'rule %%I would stay with the table that is set aside: let a trigger do its work', rule.rulename
+                    )
             ELSE
                 pg_describe_object(
                     CASE WHEN rule.oid IS NULL THEN entry.classid ELSE 'pg_class'::regclass END,
                     coalesce(rule.ev_class, entry.objid), 0
-                ) || ' refers to it, and would go on reading the old table: drop it, and create it again afterwards'
+                ) || ' refers to it, and would go on reading the table that is set aside: drop it, and create it again '
+                || 'afterwards'
         END AS words
     FROM adopted
     INNER JOIN pg_type AS own_type ON adopted.reltype = own_type.oid
@@ -342,20 +353,47 @@ of_dependents AS (
         AND NOT (entry.classid = 'pg_class'::regclass AND entry.deptype IN ('a', 'i'))
 )
 
-SELECT words FROM of_table
+SELECT
+    words,
+    FALSE AS refers
+FROM of_table
 UNION ALL
-SELECT words FROM of_columns
+SELECT
+    words,
+    FALSE AS refers
+FROM of_columns
 UNION ALL
-SELECT words FROM of_constraints
+SELECT
+    words,
+    is_foreign_key
+FROM of_constraints
 UNION ALL
-SELECT words FROM of_indexes
+SELECT
+    words,
+    FALSE AS refers
+FROM of_indexes
 UNION ALL
-SELECT words FROM of_triggers
+SELECT
+    words,
+    FALSE AS refers
+FROM of_triggers
 UNION ALL
-SELECT words FROM of_publications
+SELECT
+    words,
+    names_it
+FROM of_publications
 UNION ALL
-SELECT words FROM of_subscriptions
+SELECT
+    words,
+    TRUE AS refers
+FROM of_subscriptions
 UNION ALL
-SELECT words FROM of_extensions
+SELECT
+    words,
+    TRUE AS refers
+FROM of_extensions
 UNION ALL
-SELECT words FROM of_dependents
+SELECT
+    words,
+    TRUE AS refers
+FROM of_dependents

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +14,10 @@ from psycopg import sql
 
 from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError
-from queuekeeper.postgres import Connection, address, translated_errors
+from queuekeeper.postgres import Connection, address, outside_dependants, translated_errors
 from queuekeeper.schema_migrations import Migration, check_history, migrations
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import named
 
 MINIMUM_SERVER_VERSION = 150_000
 """PostgreSQL 15, the first version with ``max(xid8)``."""
@@ -25,8 +26,6 @@ INSTALL = "run `queuekeeper events install`"
 """What to do when a database lacks the event broker, or a part of it."""
 
 _LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.pgmb").digest()[:8], "big", signed=True)
-_NAMED = 10
-"""Largest number of objects that a refusal names; it counts the others."""
 
 _BASELINE = ("schema", "role", "types", "tables")
 _CODE = ("views", "functions", "triggers")
@@ -205,17 +204,6 @@ def create(connection: Connection, *, directory: Path | None = None) -> None:
     connection.execute(sql.SQL(body))
 
 
-def outside_dependants(connection: Connection) -> list[str]:
-    """Return descriptions of the objects outside schema ``pgmb`` that depend on it."""
-    return [name for (name,) in connection.execute(statement("events/queries/outside_dependants")).fetchall()]
-
-
-def named(names: Sequence[str]) -> str:
-    """Return names as text: the first ten, and the number of the others."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
 def uninstall(connection: Connection) -> bool:
     """Remove schema ``pgmb`` with all events; return whether it existed. The role ``pgmb_reader`` stays.
 
@@ -226,7 +214,7 @@ def uninstall(connection: Connection) -> bool:
         lock(connection)
         if _installed(connection) is None:
             return False
-        outside = outside_dependants(connection)
+        outside = outside_dependants(connection, ["pgmb"])
         if outside:
             raise RefusedError(
                 f"schema pgmb is used from outside, and removing it would destroy {named(outside)}: "

@@ -19,8 +19,9 @@ from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.events import schema
 from queuekeeper.events.broker import broker_errors
 from queuekeeper.events.operations import TRIAL_TIMEOUT_S
-from queuekeeper.postgres import Connection, address, server_words
+from queuekeeper.postgres import Connection, address, outside_dependants, server_words
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import named
 
 SET_ASIDE = "pgmb_original"
 """Name of PGMB's schema after the takeover."""
@@ -167,7 +168,7 @@ def take_over(
         if not dry_run:
             if to_stop:
                 raise RefusedError(
-                    f"PGMB at {address(connection)} is at work; stop first: {schema.named(to_stop)}. "
+                    f"PGMB at {address(connection)} is at work; stop first: {named(to_stop)}. "
                     "Publishers may go on: they wait for the takeover"
                 )
             _shut(connection)
@@ -235,7 +236,7 @@ def _check_source(connection: Connection) -> None:
     ]
     if differing:
         raise RefusedError(
-            f"schema pgmb at {where} is no PGMB 0.2.0 to 0.2.22: its tables {schema.named(differing)} are missing or "
+            f"schema pgmb at {where} is no PGMB 0.2.0 to 0.2.22: its tables {named(differing)} are missing or "
             "have other columns; take it over with a release of Queuekeeper that knows it"
         )
     foreign = _rows(connection, "strangers", relations=list(_RELATIONS), routines=list(_ROUTINES), types=list(_TYPES))
@@ -249,10 +250,10 @@ def _check_source(connection: Connection) -> None:
         ]
     )
     # An extension in the schema goes on working when the schema is renamed.
-    outside = [name for name in schema.outside_dependants(connection) if not name.startswith("extension ")]
+    outside = [name for name in outside_dependants(connection, ["pgmb"]) if not name.startswith("extension ")]
     if outside:
         raise RefusedError(
-            f"schema pgmb is used from outside by {schema.named(outside)}: drop that, and create it anew afterwards"
+            f"schema pgmb is used from outside by {named(outside)}: drop that, and create it anew afterwards"
         )
     if connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SET_ASIDE,)).fetchone() == (True,):
         raise RefusedError(
@@ -281,7 +282,7 @@ def _shut(connection: Connection) -> None:
         ]
         raise RefusedError(
             f"PGMB's tables at {address(connection)} were in use for longer than {LOCK_TIMEOUT}: end the transactions "
-            f"of {schema.named(holders) or 'sessions that have left meanwhile'}, then repeat"
+            f"of {named(holders) or 'sessions that have left meanwhile'}, then repeat"
         ) from error
 
 

@@ -139,6 +139,7 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
                     )
             case Act.COMMIT if state is State.EXCHANGED:
                 work = self._work_under_way()
+                work.check_removal()
                 self._tell([*work.statements.silence(), *work.statements.removal()])
                 yield Step(cursor=json.dumps([_DONE, None]), work=("commit", work))
             case Act.COMMIT:
@@ -229,7 +230,7 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
     def _way_back(self, state: State) -> Generator[Step, None, None]:
         if state is State.EXCHANGED:
             work = self._work_under_way()
-            work.check_columns()
+            work.check_return()
             self._tell([work.statements.lock(work.statements.old), *work.returning()])
             self._is_exchanged = False
             while not self._is_exchanged:

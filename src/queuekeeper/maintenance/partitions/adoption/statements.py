@@ -59,6 +59,11 @@ class Statements:
         return f"{self.room}_old"
 
     @property
+    def rooms(self) -> tuple[str, str, str]:
+        """All these schemas, in the order in which they are dropped."""
+        return self.new_room, self.old_room, self.room
+
+    @property
     def serving(self) -> sql.Identifier:
         """The table that programs use."""
         return sql.Identifier(self.table.schema_name, self.table.relation_name)
@@ -99,10 +104,9 @@ class Statements:
         """
         owner = self.table.owner
         is_other = self.table.role != owner
-        rooms = [self.room, self.new_room, self.old_room]
         behind = sql.SQL(" AUTHORIZATION " + owner if is_other else "")  # quoted by PostgreSQL
-        made = [self._say("DROP SCHEMA IF EXISTS {} CASCADE", sql.Identifier(each)) for each in rooms]
-        made += [self._say("CREATE SCHEMA {}{}", sql.Identifier(each), behind) for each in rooms]
+        made = [self._say("DROP SCHEMA IF EXISTS {} CASCADE", sql.Identifier(each)) for each in self.rooms]
+        made += [self._say("CREATE SCHEMA {}{}", sql.Identifier(each), behind) for each in self.rooms]
         made.append(
             self._say(
                 "CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES) PARTITION BY RANGE ({})",
@@ -384,8 +388,7 @@ class Statements:
 
     def removal(self) -> list[Said]:
         """Return the statements that drop what stands aside, with all that noted changes."""
-        rooms = (self.new_room, self.old_room, self.room)
-        return [self._say("DROP SCHEMA IF EXISTS {} CASCADE", sql.Identifier(each)) for each in rooms]
+        return [self._say("DROP SCHEMA IF EXISTS {} CASCADE", sql.Identifier(each)) for each in self.rooms]
 
     # --- inside --------------------------------------------------------------------------------------------------
 

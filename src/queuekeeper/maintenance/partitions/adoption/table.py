@@ -112,8 +112,7 @@ def refuse(connection: Connection, table: Table, asked: AdoptionParameters) -> N
 
     :raises RefusedError: with what to do about each reason.
     """
-    values = {"oid": table.oid, "key": asked.key, "widen": asked.widen_keys}
-    reasons = [str(words) for (words,) in connection.execute(statement(f"{_QUERIES}refusals"), values).fetchall()]
+    reasons = [*reasons_against(connection, table.oid, asked)]
     place = {"schema_name": table.schema_name, "relation_name": table.relation_name}
     if words := systems.words_against_adoption(connection, **place):
         reasons.append(words)
@@ -133,6 +132,12 @@ def refuse(connection: Connection, table: Table, asked: AdoptionParameters) -> N
         )
     if reasons:
         raise RefusedError(f"{table.name} cannot be adopted, and nothing was written: {'; '.join(reasons)}")
+
+
+def reasons_against(connection: Connection, oid: int, asked: AdoptionParameters) -> dict[str, bool]:
+    """Return what the catalog has against an exchange of a table, in words, and whether it refers to the table."""
+    values = {"oid": oid, "key": asked.key, "widen": asked.widen_keys}
+    return {str(words): refers for words, refers in connection.execute(statement(f"{_QUERIES}refusals"), values)}
 
 
 def definitions(

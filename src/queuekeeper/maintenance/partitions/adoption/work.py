@@ -20,6 +20,7 @@ from queuekeeper.maintenance.partitions.adoption.table import (
     Table,
     extremes,
     fingerprint,
+    reasons_against,
     sequences,
     too_many,
 )
@@ -31,9 +32,9 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy, spans
 from queuekeeper.maintenance.partitions.ranges import missing
 from queuekeeper.maintenance.partitions.statements import Writer
 from queuekeeper.maintenance.partitions.survey import name_of_partition, names_free_in
-from queuekeeper.postgres import Connection
+from queuekeeper.postgres import Connection, outside_dependants
 from queuekeeper.sql_statements import statement
-from queuekeeper.wording import number_of
+from queuekeeper.wording import named, number_of
 
 _QUERIES: LiteralString = "maintenance/adoption/"
 _FEW_CHANGES = 500
@@ -153,6 +154,7 @@ class Work:
         """Refuse to go on when somebody has altered the table.
 
         :raises StalePlan: with the way back.
+        :raises RefusedError: with what has come to refer to it, and to be in the way.
         """
         now = self.statements.definitions_of(self.connection, self.table.oid, self.asked)
         if fingerprint(now) != fingerprint(self.definitions):
@@ -160,13 +162,38 @@ class Work:
                 f"{self.table.name} was altered since its copy was made, so nothing was exchanged: remove the copy "
                 f"by `queuekeeper partitions adopt {quote(self.table.name)} --act back`, then adopt the table again"
             )
+        if reasons := reasons_against(self.connection, self.table.oid, self.asked):
+            raise RefusedError(
+                f"{self.table.name} was not exchanged, since this has come meanwhile: {'; '.join(reasons)}; "
+                "`queuekeeper run list` shows the run, and `queuekeeper partitions adopt --go-on RUN` goes on then"
+            )
 
-    def check_columns(self) -> None:
-        """Refuse the way back to a table that has other columns than the one in use.
+    def check_return(self) -> None:
+        """Refuse the way back where what belongs to the table in use, or refers to it, would be lost with it.
 
-        :raises RefusedError: naming the columns.
+        :raises RefusedError: naming it.
         """
         now = self.statements.definitions_of(self.connection, self.table.oid, self.asked)
+        self._check_columns(now)
+        here, there = (
+            {words for moment, words in each if moment != "column" and _is_kept(moment, words)}
+            for each in (now, self.statements.definitions_of(self.connection, self.statements.old_oid, self.asked))
+        )
+        lost = [
+            words for words, refers in reasons_against(self.connection, self.table.oid, self.asked).items() if refers
+        ]
+        if here != there:
+            lost.append(
+                f"it was altered, and the old table was not ({named(sorted(here ^ there))}): undo that, and do it "
+                "again afterwards"
+            )
+        if lost:
+            raise RefusedError(
+                f"the way back of {self.table.name} would lose what has come since it was adopted, and nothing was "
+                f"exchanged: {'; '.join(lost)}; or commit"
+            )
+
+    def _check_columns(self, now: list[tuple[str, str]]) -> None:
         here, there = ({words for moment, words in each if moment == "column"} for each in (now, self.definitions))
         if here != there:
             raise RefusedError(
@@ -286,7 +313,8 @@ class Work:
 
         :param forget: removes the policy of the table.
         """
-        return self._exchanged(self.statements.serving, self.statements.old, self.returning(), forget)
+        write = self.statements
+        return self._exchanged(write.serving, write.old, self.returning(), forget, check=self.check_return)
 
     def returning(self) -> list[Said]:
         """Return the statements by which the old table takes its place again, with the triggers as they are by now."""
@@ -295,6 +323,7 @@ class Work:
 
     def commit(self) -> None:
         """Drop the old table and all that noted changes, and let the policy retire partitions from now on."""
+        self.check_removal()
         made = [*self.statements.silence(), *self.statements.removal()]
         self._insist_briefly(made, lambda: save_policy(self.connection, self._kept(retention=self.asked.retention)))
 
@@ -304,8 +333,20 @@ class Work:
 
     def remove(self) -> None:
         """Drop what stands aside; nobody uses it."""
+        self.check_removal()
         with self.connection.transaction():
             self._send(self.statements.removal())
+
+    def check_removal(self) -> None:
+        """Refuse to drop what stands aside while anything of others would go with it.
+
+        :raises RefusedError: naming it.
+        """
+        if outside := outside_dependants(self.connection, self.statements.rooms):
+            raise RefusedError(
+                f"{named(outside)} of others would go with the table that was set aside, and nothing was dropped: drop "
+                f"that, or let it refer to {self.table.name}"
+            )
 
     def _kept(self, *, retention: str | None) -> PartitionPolicy:
         kept = self.asked.policy(storage=self.table.storage)
@@ -317,7 +358,8 @@ class Work:
         target: sql.Identifier,
         made: list[Said],
         note: Callable[[], None],
-        check: Callable[[], None] = lambda: None,
+        *,
+        check: Callable[[], None],
     ) -> AdoptionCounts | None:
         counts = AdoptionCounts()
 
@@ -422,6 +464,11 @@ class Work:
                 told = why
                 self.world.say(f"{self.table.name}: the copy waits, since {why}")
             self._rest(_LOOK_S)
+
+
+def _is_kept(moment: str, words: str) -> bool:
+    """Tell whether both tables of an adoption have this: triggers alone are asleep on the one that stands aside."""
+    return moment in {"owner", "column", "check", "copy"} or (moment == "arrive" and not words.startswith("ALTER "))
 
 
 class _Bounded:

@@ -1,23 +1,26 @@
--- Read what stands outside the broker's schema and would go with it: views, columns, constraints, functions and others.
--- Only what hangs on the schema itself, not what hangs on that in turn. The broker's own triggers on tables elsewhere
--- are left out: foreign_triggers takes them off.
--- params: none
+-- Read what stands outside some schemas and would go with them: views, columns, constraints, functions and others.
+-- Only what hangs on the schemas themselves, not what hangs on that in turn. Triggers on tables elsewhere that call
+-- functions of the schemas are left out: whoever drops the schemas takes them off. Partitions belong to their table.
+-- params: schemas
 -- rows: one per object: (its description), sorted
 -- index: pg_depend_reference_index
 WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
     SELECT
         'pg_namespace'::regclass::oid,
-        to_regnamespace('pgmb')::oid,
+        n.oid,
         0,
         0::oid,
         FALSE
+    FROM pg_namespace AS n
+    WHERE n.nspname = any(%(schemas)s)
     UNION
     SELECT
         d.classid,
         d.objid,
         d.objsubid,
         part.relation,
-        coalesce(c.relnamespace::regnamespace::text, i.schema, '') NOT IN ('pgmb', 'pg_toast')
+        coalesce(cn.nspname, i.schema, '') != all(%(schemas)s || ARRAY['pg_toast'])
+        AND NOT coalesce(c.relispartition, FALSE)
     FROM doomed AS up
     INNER JOIN pg_depend AS d
         ON up.classid = d.refclassid AND up.objid = d.refobjid AND up.objsubid IN (0, d.refobjsubid)
@@ -47,6 +50,18 @@ WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
                             SELECT p.polrelid FROM pg_policy AS p
                             WHERE p.oid = d.objid
                         )
+                    WHEN 'pg_statistic_ext'::regclass
+                        THEN (
+                            SELECT x.stxrelid FROM pg_statistic_ext AS x
+                            WHERE x.oid = d.objid
+                        )
+                    WHEN 'pg_type'::regclass
+                        THEN (
+                            SELECT coalesce(nullif(y.typrelid, 0), e.typrelid)
+                            FROM pg_type AS y
+                            LEFT JOIN pg_type AS e ON y.typelem = e.oid
+                            WHERE y.oid = d.objid
+                        )
                     WHEN 'pg_constraint'::regclass
                         THEN (
                             SELECT n.conrelid FROM pg_constraint AS n
@@ -55,6 +70,7 @@ WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
                 END AS relation
         ) AS part
     LEFT JOIN pg_class AS c ON part.relation = c.oid
+    LEFT JOIN pg_namespace AS cn ON c.relnamespace = cn.oid
     CROSS JOIN LATERAL pg_identify_object(d.classid, d.objid, d.objsubid) AS i
     WHERE
         NOT up.is_outside
@@ -73,11 +89,12 @@ SELECT DISTINCT
 FROM doomed AS dd
 LEFT JOIN pg_trigger AS t ON dd.classid = 'pg_trigger'::regclass AND dd.objid = t.oid
 LEFT JOIN pg_proc AS f ON t.tgfoid = f.oid
+LEFT JOIN pg_namespace AS fn ON f.pronamespace = fn.oid
 WHERE
     dd.is_outside
     -- What only says who may use, or is sent, what is in the schema.
     AND dd.classid NOT IN (
         'pg_default_acl'::regclass, 'pg_publication_rel'::regclass, 'pg_publication_namespace'::regclass
     )
-    AND NOT coalesce(t.tgisinternal OR f.pronamespace = to_regnamespace('pgmb'), FALSE)
+    AND NOT coalesce(t.tgisinternal OR fn.nspname = any(%(schemas)s), FALSE)
 ORDER BY description
