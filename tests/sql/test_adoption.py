@@ -636,6 +636,38 @@ def test_what_has_come_to_the_new_table_is_not_lost_on_the_way_back(
     assert (kind(table), leftovers(table)) == ("r", [])
 
 
+@pytest.mark.parametrize(
+    ("by_hand", "mend"),
+    [
+        ("TRUNCATE readings_p20261120", "DELETE FROM {} AS gone WHERE at >= '2026-11-20' AND at < '2026-11-21'"),
+        (
+            (
+                "CREATE TABLE own (LIKE readings INCLUDING ALL); INSERT INTO own VALUES (9000, '2020-01-01', 'x'); "
+                "ALTER TABLE readings ATTACH PARTITION own FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')"
+            ),
+            "INSERT INTO {} SELECT * FROM own",
+        ),
+        (
+            "ALTER TABLE readings DETACH PARTITION readings_p20261120; DROP TABLE readings_p20261120",
+            "DELETE FROM {} AS gone WHERE at >= '2026-11-20' AND at < '2026-11-21'",
+        ),
+    ],
+)
+def test_the_way_back_neither_loses_rows_that_no_trigger_noted_nor_brings_them_back(
+    table: Connection, by_hand: LiteralString, mend: str
+) -> None:
+    carry_out(table, asked())
+    table.execute(by_hand)
+    content = rows(table)
+    with pytest.raises(CheckFailed, match=r"rows? of public.readings and of the old table .* differ.*or commit"):
+        carry_out(table, asked(act=Act.BACK))
+    assert (kind(table), rows(table)) == ("p", content)
+    (old,) = [name for name in leftovers(table) if name.endswith("_old")]
+    table.execute(mend.format(f"{old}.readings").encode())
+    carry_out(table, asked(act=Act.BACK))
+    assert (kind(table), rows(table)) == ("r", content)
+
+
 def test_a_commit_drops_nothing_of_others_that_refers_to_the_old_table(table: Connection) -> None:
     carry_out(table, asked())
     (old,) = [name for name in leftovers(table) if name.endswith("_old")]

@@ -9,6 +9,8 @@ from dataclasses import fields
 from shlex import quote
 from typing import Any, ClassVar
 
+from psycopg import sql
+
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.kinds import Table as Shown
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Words, World
@@ -217,26 +219,31 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
         if planning:
             yield Step(cursor="", work=(_EXCHANGE, None))
             return
-        # The comparison goes on until the exchange: when that has to wait for long, all is compared once more.
+        yield from self._exchange(work, work.statements.copy, _EXCHANGE)
+
+    def _exchange(self, work: Work, aside: sql.Identifier, how: str) -> Generator[Step, None, None]:
+        """Yield the comparison of all rows with those of the other table, and the exchange.
+
+        The comparison goes on until the exchange: when that has to wait for long, all is compared once more.
+        """
         self._is_exchanged = False
         while not self._is_exchanged:
             behind = None
             for first, last, rows in work.batches(None):
                 behind = last
-                yield Step(cursor=json.dumps([_EXCHANGE, None]), work=("compare", work, first, last, rows))
-            yield Step(cursor=json.dumps([_EXCHANGE, None]), work=("compare", work, behind, None, 0))
-            yield Step(cursor=json.dumps([_EXCHANGE, None]), work=(_EXCHANGE, work))
+                yield Step(cursor=json.dumps([_EXCHANGE, None]), work=("compare", work, aside, first, last, rows))
+            yield Step(cursor=json.dumps([_EXCHANGE, None]), work=("compare", work, aside, behind, None, 0))
+            yield Step(cursor=json.dumps([_EXCHANGE, None]), work=(how, work))
 
     def _way_back(self, state: State) -> Generator[Step, None, None]:
         if state is State.EXCHANGED:
             work = self._work_under_way()
             work.check_return()
             self._tell([work.statements.lock(work.statements.old), *work.returning()])
-            self._is_exchanged = False
-            while not self._is_exchanged:
+            if self.world.counts_only:
                 yield Step(cursor=json.dumps([_EXCHANGE, None]), work=("return", work))
-                if self.world.counts_only:
-                    break
+            else:
+                yield from self._exchange(work, work.statements.old, "return")
         else:
             table = read(self.database, self.asked)
             write = Statements(table=table, key=Key(column="", type_name="bigint"), old_oid=table.oid)
@@ -257,8 +264,8 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
                     self.world.pace(rows)
                 return AdoptionCounts(seen=rows, copied=rows if counts_only else work.copy(first, last, rows))
             case "compare":
-                work, first, last, rows = rest
-                return AdoptionCounts(compared=work.compare(first, last, rows))
+                work, aside, first, last, rows = rest
+                return AdoptionCounts(compared=work.compare(aside, first, last, rows))
             case "done":
                 return AdoptionCounts(exchanged=1)
             case "exchange" | "return" if counts_only:
@@ -299,7 +306,7 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
         statements = [
             *made,
             (copied, f"{READS}; one statement for each batch"),
-            (write.comparison(first, first).as_string(None), f"{READS}; again until the exchange"),
+            (write.comparison(write.copy, first, first).as_string(None), f"{READS}; again until the exchange"),
             *((each.as_string(None), READS) for each in write.repetition(write.serving, write.copy, 0)),
             write.lock(write.copy),
             *write.exchange(work.definitions, sequences(self.database, table.oid)),

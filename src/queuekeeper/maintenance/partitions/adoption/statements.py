@@ -233,13 +233,16 @@ class Statements:
             same=_same(self.keys, "copied", "theirs"),
         )
 
-    def comparison(self, after: RowKey, until: RowKey) -> sql.Composed:
-        """Return the query of a batch's number of rows, and of those that differ though no change was noted."""
+    def comparison(self, aside: sql.Identifier, after: RowKey, until: RowKey) -> sql.Composed:
+        """Return the query of a batch's number of rows, and of those that differ though no change was noted.
+
+        :param aside: the table that does not serve.
+        """
         one, other = (
             sql.SQL("(SELECT {}, md5({}::text) AS queuekeeper_hash FROM {} AS {} WHERE {})").format(
                 _list(self.keys), sql.SQL(_ROW), each, sql.SQL(_ROW), self._within(after, until)
             )
-            for each in (self.serving, self.copy)
+            for each in (self.serving, aside)
         )
         noted = (sql.SQL("noted.{0} = coalesce(one.{0}, other.{0})").format(sql.Identifier(each)) for each in self.keys)
         return sql.SQL(

@@ -228,14 +228,22 @@ class Work:
             row = self.connection.execute(query).fetchone()
         return int(row[0]) if row else 0
 
-    def compare(self, after: RowKey, until: RowKey, number: int) -> int:
+    def compare(self, aside: sql.Identifier, after: RowKey, until: RowKey, number: int) -> int:
         """Compare the rows of a batch by key and hash, in one snapshot, and return how many there were.
 
+        :param aside: the table that does not serve.
         :raises CheckFailed: when rows differ whose changes were not noted.
         """
         self._hold(number)
-        row = self.connection.execute(self.statements.comparison(after, until)).fetchone()
+        row = self.connection.execute(self.statements.comparison(aside, after, until)).fetchone()
         seen, differing = row or (0, 0)
+        if differing and aside == self.statements.old:
+            raise CheckFailed(
+                f"{number_of(differing, 'row')} of {self.table.name} and of the old table {aside.as_string(None)} "
+                "differ, and no change of them was noted: a partition was attached, detached or truncated by hand, a "
+                "trigger was disabled, or somebody wrote into the old table. Nothing was exchanged. Make the rows of "
+                "the old table the same, or commit"
+            )
         if differing:
             raise CheckFailed(
                 f"{number_of(differing, 'row')} of the copy of {self.table.name} differ, and no change of them was "
