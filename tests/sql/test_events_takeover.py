@@ -169,6 +169,18 @@ def test_settings_watched_tables_and_a_serialiser_of_ones_own_go_on_working(
     assert (schema.dispatch_status(connection).head_room_s or 0) > 47 * 3600
 
 
+def test_a_trigger_that_partitions_have_from_their_table_is_taken_over_once(
+    connection: Connection, original: OriginalPgmb
+) -> None:
+    connection.execute(
+        "CREATE TABLE public.letters (id int) PARTITION BY RANGE (id); "
+        "CREATE TABLE public.first PARTITION OF public.letters FOR VALUES FROM (0) TO (10); "
+        "CREATE TRIGGER note AFTER INSERT ON public.letters FOR EACH ROW EXECUTE FUNCTION pgmb.push_table_event()"
+    )
+    planned, done = (ledger(take_over(connection, dry_run=dry_run)) for dry_run in (True, False))
+    assert planned["watched tables"] == done["watched tables"] == (1, {"taken over": 1})
+
+
 def test_events_that_a_crash_has_taken_off_the_list_are_dispatched_when_asked_for(
     connection: Connection, original: OriginalPgmb
 ) -> None:
@@ -351,6 +363,23 @@ def test_a_session_that_keeps_the_tables_is_named(
         (
             "CREATE VIEW public.seen AS SELECT * FROM pgmb.events",
             "used from outside by column id of view seen, .*view seen: drop that, and create it",
+        ),
+        (
+            """CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+            CREATE TRIGGER mine BEFORE INSERT ON pgmb.events FOR EACH ROW EXECUTE FUNCTION public.mine()""",
+            "as it is: trigger mine on table pgmb.events is not PGMB's, and would stay with [^;]* anew afterwards$",
+        ),
+        (
+            "CREATE PUBLICATION news FOR TABLE pgmb.events",
+            "publication of table pgmb.events in publication news is not PGMB's, and would stay with the tables",
+        ),
+        (
+            "CREATE PUBLICATION news FOR TABLES IN SCHEMA pgmb",
+            "publication of schema pgmb in publication news is not PGMB's, and would stay with the tables",
+        ),
+        (
+            "CREATE POLICY own ON pgmb.subscriptions USING (group_id = current_user)",
+            "policy own on table pgmb.subscriptions is not PGMB's, and would stay with the tables",
         ),
         (
             f"CREATE SCHEMA {SET_ASIDE}",

@@ -1,4 +1,5 @@
--- Read PGMB's triggers on tables elsewhere, with the commands that let ours take their places.
+-- Read PGMB's triggers on tables elsewhere, with the commands that let ours take their places. Those of partitions come
+-- and go with their table's.
 -- params: none
 -- rows: one per trigger: (command that drops it, command that creates ours, command that sets when it fires)
 -- index: pg_trigger_oid_index
@@ -21,3 +22,4 @@ WHERE
     AND p.proname = 'push_table_event'
     AND c.relnamespace <> p.pronamespace
     AND NOT t.tgisinternal
+    AND t.tgparentid = 0

@@ -247,6 +247,11 @@ def _check_source(connection: Connection) -> None:
                 for description, owner in _rows(connection, "owners")
             ),
             *(f"{name} in schema pgmb is not PGMB's: move it to another schema" for (name,) in foreign),
+            *(
+                f"{name} is not PGMB's, and would stay with the tables that are set aside: drop it, and create it anew "
+                "afterwards"
+                for (name,) in _rows(connection, "additions")
+            ),
         ]
     )
     # An extension in the schema goes on working when the schema is renamed.
