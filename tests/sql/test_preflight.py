@@ -200,6 +200,35 @@ def test_remedy_that_is_named_works(source: Connection) -> None:
     check_source(source)
 
 
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("device_publish_msg", "client_id"),
+        ("device_publish_msg", "serial_number"),
+        ("device_publish_msg", "payload"),
+        ("device_session_ctx", "client_id"),
+    ],
+)
+def test_rows_that_cannot_be_read_in_order_or_compared_are_named_with_what_helps(
+    source: Connection, table: str, column: str
+) -> None:
+    source.execute("INSERT INTO device_session_ctx VALUES ('meter-7', 0, 1, 1)")
+    source.execute(
+        "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload) "
+        "VALUES ('meter-7', 1, 't', 1, 1, 'PUBLISH', 1, ''), ('meter-7', 2, 't', 1, 1, 'PUBLISH', 1, '')"
+    )
+    key = "client_id, serial_number" if table == "device_publish_msg" else "client_id"
+    source.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD UNIQUE ({key})".encode())
+    source.execute(f"ALTER TABLE {table} ALTER {column} DROP NOT NULL".encode())
+    check_source(source)
+    source.execute(f"UPDATE {table} SET {column} = NULL".encode())
+
+    with pytest.raises(RefusedError, match=rf"rows? of {table} without {column}, which TBMQ never writes") as refused:
+        check_source(source)
+    source.execute(str(refused.value).partition("(")[2].rpartition(")")[0].encode())
+    check_source(source)
+
+
 @pytest.fixture
 def plain_role(connection: Connection) -> Iterator[str]:
     """A role without any privilege, for the length of a test's transaction."""

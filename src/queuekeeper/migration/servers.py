@@ -9,6 +9,7 @@ from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.redis_client import ServerFacts, unfit
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import number_of
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
@@ -56,6 +57,9 @@ SOURCE_TABLES: Mapping[str, Mapping[str, Column]] = {
 }
 """Tables of the vendor that a migration reads, with their columns."""
 
+_FILLED = {MESSAGES: ("client_id", "serial_number", "payload"), SESSIONS: ("client_id",)}
+"""Columns that every row has. Without a key no row can be read in order, and without a payload none is compared."""
+
 _KEYS = {MESSAGES: "client_id, serial_number", SESSIONS: "client_id"}
 
 
@@ -72,8 +76,10 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
             for name, kind, readable, filtered, keys in connection.execute(statement("sessions/source_tables"))
         }
         columns: dict[str, dict[str, str]] = {name: {} for name in SOURCE_TABLES}
-        for table, column, type_name in connection.execute(statement("sessions/source_columns")):
+        may_lack = False
+        for table, column, type_name, may_be_absent in connection.execute(statement("sessions/source_columns")):
             columns[table][column] = type_name
+            may_lack |= may_be_absent and column in _FILLED[table]
         row = connection.execute(statement("sessions/source_encoding")).fetchone()
     where = address(connection)
     missing = [name for name in SOURCE_TABLES if name not in tables]
@@ -109,6 +115,24 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
                 f"row security hides rows of {name} at {where} from user {connection.info.user}: "
                 f"use the table's owner, or ALTER ROLE {connection.info.user} BYPASSRLS"
             )
+    if may_lack and payloads:
+        _check_filled(connection, where)
+
+
+def _check_filled(connection: Connection, where: str) -> None:
+    """Check that no row of the source lacks what only another program than TBMQ leaves out.
+
+    :raises RefusedError: with the statement that helps.
+    """
+    with translated_errors(connection, missing=WRONG_SOURCE), connection.transaction():
+        connection.execute(statement("queuekeeper/queries/allow_long_statements"))
+        gaps = connection.execute(statement("sessions/source_gaps")).fetchall()
+    if gaps:
+        problems = [
+            f"{number_of(count, 'row')} of {table} without {column}, which TBMQ never writes ({remedy})"
+            for table, column, remedy, count in gaps
+        ]
+        raise RefusedError(f"the source at {where} has {', '.join(problems)}: mend these rows first")
 
 
 def _differences(table: str, found: dict[str, str]) -> list[str]:
