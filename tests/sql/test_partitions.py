@@ -466,6 +466,31 @@ def test_partition_of_a_foreign_owner_is_left_alone(table: Connection) -> None:
         table.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.parametrize("key", ["at timestamptz", "at bigint"])
+def test_rows_on_another_server_that_does_not_answer_keep_no_partition_from_being_created(
+    connection: Connection, control_schema: None, key: str
+) -> None:
+    is_time = "time" in key
+    lower, upper = ("2026-01-01", "2026-02-01") if is_time else ("0", "100")
+    connection.execute(
+        "CREATE EXTENSION postgres_fdw; "
+        "CREATE SERVER away FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1'); "
+        "CREATE USER MAPPING FOR CURRENT_USER SERVER away"
+    )
+    connection.execute(f"CREATE TABLE events (id int, {key}) PARTITION BY RANGE (at)".encode())
+    connection.execute(
+        f"CREATE FOREIGN TABLE old PARTITION OF events FOR VALUES FROM ('{lower}') TO ('{upper}') SERVER away".encode()
+    )
+    policy = replace(POLICY, table="public.events")
+    if not is_time:
+        policy = replace(policy, step="100", ahead="200", retention="100")
+
+    create(connection, policy)
+    assert coverage(connection, policy=policy, now_ms=NOW).head_room_met
+    plan = plan_retirement(connection, policy=policy, now_ms=NOW)
+    assert [each.reason for each in plan.held] == (["it is a foreign table: detach it by hand"] if is_time else [])
+
+
 def test_role_that_may_not_alter_the_table_is_told_so(table: Connection, postgres_url: str) -> None:
     role = f"reader_{table.info.dbname}"
     table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'reader'")

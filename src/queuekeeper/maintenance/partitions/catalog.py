@@ -51,6 +51,11 @@ class Partition:
     rows: int | None
     bytes: int
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its rows are on another server."""
+        return self.relkind == "f"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionedTable:
@@ -262,10 +267,15 @@ def _rows(
 def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
     """Return the highest key outside DEFAULT; none when there are no rows.
 
-    Without an index on the key, it is the upper bound of the last partition with rows.
+    Without an index on the key, it is the upper bound of the last partition with rows. A foreign table counts as full:
+    its server may not answer, and partitions for new rows do not wait for that.
     """
     for each in reversed(table.partitions):
-        if each.pending or each.range is None or not has_rows(connection, table, each):
+        if each.pending or each.range is None:
+            continue
+        if each.is_foreign and each.range.upper is not None:
+            return each.range.upper - 1
+        if each.is_foreign or not has_rows(connection, table, each):
             continue
         if each.range.upper is None or _has_key_index(connection, table, each):
             return _extreme(connection, table, each, "max")
@@ -287,12 +297,12 @@ def last_given_key(connection: Connection, table: PartitionedTable) -> int | Non
 def reached_key(connection: Connection, table: PartitionedTable, *, at_most: int) -> int | None:
     """Return a key that the table has reached for certain; none when there are no rows.
 
-    Without an index on the key, it is the lower bound of the last partition with rows.
+    Without an index on the key, it is the lower bound of the last partition with rows. Foreign tables are not asked.
 
     :param at_most: a key beyond this one is taken for wrong, and tells nothing.
     """
     for each in reversed(table.partitions):
-        if each.pending or each.range is None or not has_rows(connection, table, each):
+        if each.pending or each.range is None or each.is_foreign or not has_rows(connection, table, each):
             continue
         if None not in (each.range.lower, each.range.upper) and not _has_key_index(connection, table, each):
             return each.range.lower

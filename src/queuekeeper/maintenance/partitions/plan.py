@@ -296,7 +296,7 @@ def _held_because(
     table, policy = seen.table, seen.policy
     if partition.owner != table.owner:
         return f"it belongs to {partition.owner}, not to {table.owner}"
-    if partition.relkind == "f":
+    if partition.is_foreign:
         return "it is a foreign table: detach it by hand"
     if words := _unarchivable(seen, partition):
         return words
