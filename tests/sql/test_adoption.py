@@ -354,6 +354,33 @@ def test_odd_names_and_keys_of_several_columns(connection: Connection, control_s
     assert sorted(map(repr, connection.execute(f"SELECT * FROM {name}".encode()))) == content
 
 
+def test_settings_of_a_database_change_neither_the_comparison_nor_the_names(
+    connection: Connection, connect: Callable[[], Connection], control_schema: None
+) -> None:
+    connection.execute(
+        "CREATE TABLE readings (at timestamptz, share float8, value float8, PRIMARY KEY (share, at)); "
+        "CREATE INDEX by_value ON readings (value) INCLUDE (at)"
+    )
+    # With the fewest digits that the setting allows, the text of each of them is that of a lower number.
+    connection.execute(
+        f"INSERT INTO readings SELECT {NOW}, i + 0.25 + i / 1e9, 1 + i / 1e9 FROM generate_series(1, 20) AS i".encode()
+    )
+    for setting in ("extra_float_digits = -15", "quote_all_identifiers = on"):
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}".encode())
+    own = connect()
+    run_id = approved(own, connection, asked(widen_keys=False, batch_rows=3, max_run_minutes=1))
+    engine(own).apply(MaintenanceRuns(connection), run_id, "public.readings")
+    (serving,) = [name for name in leftovers(connection) if name.endswith("_old")]
+    assert kind(connection) == "p"
+    # A difference in the last digit is one.
+    connection.execute(f"UPDATE {serving}.readings SET value = value + 1e-12 WHERE share < 2".encode())
+    with pytest.raises(CheckFailed, match=r"1 row of public.readings and of the old table"):
+        carry_out(own, asked(act=Act.BACK), records=connection)
+    connection.execute(f"UPDATE {serving}.readings SET value = 1 + 1 / 1e9 WHERE share < 2".encode())
+    carry_out(own, asked(act=Act.BACK), records=connection)
+    assert (kind(connection), leftovers(connection)) == ("r", [])
+
+
 def test_integer_keys_at_the_ends_of_their_type_are_adopted_or_refused_in_words(
     connection: Connection, control_schema: None
 ) -> None:

@@ -19,7 +19,12 @@ WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
         d.objid,
         d.objsubid,
         part.relation,
-        coalesce(cn.nspname, i.schema, '') != all(%(schemas)s || ARRAY['pg_toast'])
+        -- The name that identifies an object is quoted where SQL needs it.
+        NOT coalesce(
+            cn.nspname = any(%(schemas)s || ARRAY['pg_toast']),
+            i.schema = any(array(SELECT quote_ident(own.name) FROM unnest(%(schemas)s) AS own (name))),
+            FALSE
+        )
         AND NOT coalesce(c.relispartition, FALSE)
     FROM doomed AS up
     INNER JOIN pg_depend AS d

@@ -15,6 +15,8 @@ from queuekeeper.sql_statements import statement
 _SETTINGS = (
     "TimeZone",
     "DateStyle",
+    "extra_float_digits",
+    "quote_all_identifiers",
     "default_transaction_isolation",
     "lock_timeout",
     "statement_timeout",
@@ -40,6 +42,9 @@ def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
             set_setting(connection, "statement_timeout", "0")
             # Row security must make a statement fail: a copy or a check of the visible rows would lose the others.
             set_setting(connection, "row_security", "off")
+            # Rows are compared, and batches of them bounded, by texts, and names by how the catalog writes them.
+            set_setting(connection, "extra_float_digits", "1")
+            set_setting(connection, "quote_all_identifiers", "off")
             yield
         finally:
             if not connection.closed:
