@@ -23,6 +23,8 @@ _TABLES = "tables"
 _CODE = ("functions", "views")
 # Lines within a migration: what follows is of these tables; these are made, or replaced, at this point.
 _DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
+_NAMED = 3
+"""Most objects of an unknown schema that a refusal names."""
 _ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
 _MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
 
@@ -86,24 +88,24 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
     whose files have changed are replaced. All of it happens in one transaction under an advisory lock, or nothing.
 
     :param directory: where the migrations are; ``sql/migrations`` when absent.
-    :raises RefusedError: when an applied file was changed, the database is newer than this release, or a privilege
-        is missing.
+    :raises RefusedError: when an applied file was changed, the database is newer than this release, the schema has
+        objects without a history, or a privilege is missing.
     """
     known = migrations(directory)
-    applied: list[tuple[int, str, str]] = []
+    is_there = False
     try:
         with translated_errors(connection), connection.transaction():
             connection.execute(statement("queuekeeper/queries/lock_migrations"), {"key": _MIGRATION_LOCK})
             # Functions may name what comes later.
             connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
+            is_there = _holds(connection, "has_schema")
             applied = _applied(connection)
             check_history("queuekeeper", known, applied)
             pending = known[len(applied) :]
             if applied:
                 _upgrade(connection, pending)
             else:
-                connection.execute(statement("queuekeeper/schema"))
-                _make(connection, _schema_files())
+                _begin(connection, is_there=is_there)
             for migration in pending:
                 connection.execute(
                     statement("queuekeeper/queries/record_migration"),
@@ -115,12 +117,24 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
             raise RefusedError(
                 f"user {user} may not change schema queuekeeper in database {database}: have its owner {MIGRATE} "
                 f"({server_words(error.__cause__)})"
-                if applied
+                if is_there
                 else f"user {user} may not create schema queuekeeper in database {database}: "
                 f"GRANT CREATE ON DATABASE {database} TO {user}, or name another user ({server_words(error.__cause__)})"
             ) from error.__cause__
         raise
     return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))
+
+
+def _begin(connection: Connection, *, is_there: bool) -> None:
+    """Make everything; an administrator may have made the empty schema for a role that may make none."""
+    if others := sorted(_objects(connection)):
+        raise RefusedError(
+            f"schema queuekeeper has {', '.join(others[:_NAMED])}{', ..' if others[_NAMED:] else ''} and no history of "
+            "migrations: restore table schema_migrations from a backup, or drop or rename the schema"
+        )
+    if not is_there:
+        connection.execute(statement("queuekeeper/schema"))
+    _make(connection, _schema_files())
 
 
 def _schema_files(*kinds: str) -> list[Path]:
@@ -193,12 +207,16 @@ def schema_version(connection: Connection) -> int | None:
 
 
 def _applied(connection: Connection) -> list[tuple[int, str, str]]:
-    row = connection.execute(statement("queuekeeper/queries/has_migrations")).fetchone()
-    if row is None or not row[0]:
+    if not _holds(connection, "has_migrations"):
         return []
     return cast(
         list[tuple[int, str, str]], connection.execute(statement("queuekeeper/queries/applied_migrations")).fetchall()
     )
+
+
+def _holds(connection: Connection, question: str) -> bool:
+    row = connection.execute(statement(f"queuekeeper/queries/{question}")).fetchone()
+    return row is not None and bool(row[0])
 
 
 def check_history(schema: str, known: list[Migration], applied: list[tuple[int, str, str]]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,53 @@ def test_who_may_not_change_the_schema_is_sent_to_its_owner(connection: Connecti
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
+
+
+@pytest.fixture
+def plain(connection: Connection, postgres_url: str) -> Iterator[Connection]:
+    """Connection of a role that may do nothing but connect."""
+    role = f"user_{connection.info.dbname}"
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
+    try:
+        with postgres.connect(f"{postgres_url}?user={role}&password=plain", autocommit=True) as opened:
+            yield opened
+    finally:
+        connection.execute(f"DROP OWNED BY {role} CASCADE")
+        connection.execute(f"DROP ROLE {role}")
+
+
+def test_empty_schema_that_an_administrator_has_made_is_filled_by_its_owner(
+    connection: Connection, plain: Connection
+) -> None:
+    schema_migrations.migrate(connection)
+    made = catalog(connection)
+    connection.execute("DROP SCHEMA queuekeeper CASCADE")
+    connection.execute(f"CREATE SCHEMA queuekeeper AUTHORIZATION {plain.info.user}")
+
+    assert schema_migrations.migrate(plain).applied
+    assert catalog(connection) == made
+
+
+def test_schema_with_tables_and_no_history_is_left_alone(connection: Connection) -> None:
+    schema_migrations.migrate(connection)
+    connection.execute("DROP TABLE queuekeeper.schema_migrations")
+    connection.execute("CREATE TABLE queuekeeper.a_table_of_theirs ()")
+
+    with pytest.raises(RefusedError, match=r"^schema queuekeeper has a_table_of_theirs, .* and no history of migratio"):
+        schema_migrations.migrate(connection)
+    assert connection.execute("SELECT to_regclass('queuekeeper.schema_migrations')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("granted", ["", "USAGE"])
+def test_who_may_not_look_into_the_schema_is_sent_to_its_owner(
+    connection: Connection, plain: Connection, granted: str
+) -> None:
+    schema_migrations.migrate(connection)
+    if granted:
+        connection.execute(f"GRANT {granted} ON SCHEMA queuekeeper TO {plain.info.user}")
+
+    with pytest.raises(RefusedError, match="may not change schema queuekeeper .* have its owner run `queuekeeper data"):
+        schema_migrations.migrate(plain)
 
 
 def test_differences_that_were_found_are_counted(connection: Connection) -> None:

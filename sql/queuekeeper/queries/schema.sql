@@ -1,3 +1,10 @@
+-- name: has_schema
+-- Return whether the schema is there, which a role without any right on it may know.
+-- params: none
+-- rows: one: (boolean)
+-- index: none
+SELECT to_regnamespace('queuekeeper') IS NOT NULL AS present;
+
 -- name: has_migrations
 -- Return whether any migration was ever applied.
 -- params: none
