@@ -51,6 +51,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
         ("approval_timeout_minutes", 0),
         ("postgres_conn_id", ""),
         ("postgres_conn_id", "a b"),
+        ("postgres_conn_id", "a\n"),
         ("redis_conn_id", "{{ conn.x.password }}"),
         ("spark_conn_id", "a|b"),
     ],

@@ -233,7 +233,9 @@ def test_who_may_not_look_into_the_schema_is_sent_to_its_owner(
     if granted:
         connection.execute(f"GRANT {granted} ON SCHEMA queuekeeper TO {plain.info.user}")
 
-    with pytest.raises(RefusedError, match="may not change schema queuekeeper .* have its owner run `queuekeeper data"):
+    with pytest.raises(
+        RefusedError, match=r"may not change schema queuekeeper .* have its owner run `queuekeeper data"
+    ):
         schema_migrations.migrate(plain)
 
 

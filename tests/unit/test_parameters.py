@@ -81,6 +81,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"cap": "1.5"}, "cap_percent is 150: it must be a number from 0 to 100"),
     ({"order": "any"}, "order is 'any': it must be oldest or newest"),
     ({"suffix": "A1"}, "suffix is 'A1': it must be lower case"),
+    ({"suffix": "a\n"}, r"suffix is 'a\n': it must be lower case"),
     ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3 are allowed"),
     ({"keys": "a\tb"}, r"keys is 'a\tb': it must be up to 3 keys without tabs"),
     ({"keys": "a\nb\udcff"}, r"keys is 'b\udcff': it must be text in UTF-8, without a zero character"),

@@ -49,6 +49,9 @@ Part = TypeVar("Part", bound="Parameters")
 MAX_DIGITS = 30
 """Most digits of a number that is read: Python refuses to read thousands, in words that name no parameter."""
 
+_END = re.compile(r"(?<!\\)\$")
+"""End of a pattern: Python would also find it before a line break that ends the text, unlike JSON schema."""
+
 _SHOWN = 200
 """Characters of a wrong value that a refusal repeats."""
 
@@ -149,6 +152,9 @@ class Declaration:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", tuple(self.examples))
+        for name in ("pattern", "form_pattern"):
+            if (written := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _END.sub(r"$(?!\\n)", written))
         if self.check is not None and not self.rule:
             raise ValueError(f"{self.title} has a check: say its rule in words")
 
