@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -305,7 +306,7 @@ def test_only_dags_of_queuekeeper_have_forms_here(browser: Browser, dag_id: str)
 def test_form_starts_the_run_as_the_user_and_unpauses_the_dag(browser: Browser, airflow: Airflow) -> None:
     form = {
         "remedy": '"rekey_clients"',
-        "client_hashes": " 0a \r\n\r\n0b\r\n",
+        "client_hashes": "0a\r\n\r\n0b\r\n",
         "limit": "7",
         "key_prefix": "",
         "more": '{"b": [2]}',
@@ -332,6 +333,17 @@ def test_form_starts_the_run_as_the_user_and_unpauses_the_dag(browser: Browser, 
     started = browser.get("/started", params={"dag_id": "session_repair", "run_id": "manual__1"})
     assert "is <strong>queued</strong>" in started.text
     assert 'href="/dags/session_repair/runs/manual__1"' in started.text
+
+
+def test_entries_of_a_list_are_sent_as_they_were_filled_in(browser: Browser, airflow: Airflow) -> None:
+    names = ["end\u2028", "\u2028begin", "be\u2028tween", "\x85", "with\x0bin", " spaces  "]
+    conf = {"remedy": "rekey_clients", "client_hashes": names}
+    shown = browser.get("/trigger/session_repair", params={"conf": json.dumps(conf)}).text
+    text = unescape(shown.partition('name="client_hashes"')[2].partition(">\n")[2].partition("</textarea>")[0])
+    form = {"remedy": '"rekey_clients"', "client_hashes": text.replace("\n", "\r\n"), "limit": "7", "more": "{}"}
+
+    browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
+    assert airflow.asked[-1][2]["conf"]["client_hashes"] == names
 
 
 def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Browser, airflow: Airflow) -> None:

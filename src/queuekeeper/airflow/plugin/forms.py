@@ -219,7 +219,8 @@ def _value(kind: Kind, text: str | None, *, nullable: bool) -> Any:
     if kind is Kind.FLAG:
         return text is not None
     if kind is Kind.LINES:
-        lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+        # As commands read them: what else Unicode calls a space or a line break belongs to a name.
+        lines = [line for line in (text or "").replace("\r\n", "\n").split("\n") if line]
         return lines or (None if nullable else [])
     if kind is Kind.TEXT:
         return None if nullable and not text else (text or "")
