@@ -45,7 +45,8 @@ def _what_people_see_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> Iterato
     too_long = list[str]()
 
     def printed(out: Console, parts: Iterable[Any]) -> None:
-        shown, narrow = list(parts), Console(file=StringIO(), width=80, highlight=False, markup=False, emoji=False)
+        shown = list(parts)
+        narrow = Console(file=StringIO(), width=80, height=25, highlight=False, markup=False, emoji=False)
         print_parts(narrow, shown)
         lines = narrow.file.getvalue().splitlines()  # type: ignore[attr-defined]
         too_long.extend(line for line in lines if cell_len(line) > 80 and not _COPIED.search(line))

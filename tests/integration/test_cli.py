@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from queuekeeper import __version__, audit
+from queuekeeper import __version__, audit, schema_migrations
 from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
@@ -377,13 +377,27 @@ def test_output_that_cannot_be_written_in_an_encoding_is_escaped(recorded: str) 
     assert json.loads(told.stdout)["entries"][0]["actor"] == "Zoë 🙂"
 
 
-@pytest.mark.parametrize("columns", ["0", "-5", "many"])
-def test_width_that_is_none_is_not_taken_for_one(recorded: str, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+@pytest.mark.parametrize("named", ["COLUMNS", "LINES"])
+@pytest.mark.parametrize("size", ["0", "-5", "many", "²"])
+def test_size_that_is_none_is_not_taken_for_one(
+    recorded: str, monkeypatch: pytest.MonkeyPatch, named: str, size: str
+) -> None:
+    monkeypatch.delenv(named, raising=False)
     shown = commands.run("run", "list", "--postgres-url", recorded).stdout
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv(named, size)
 
-    assert commands.run("run", "list", "--postgres-url", recorded).stdout == shown != ""
+    result = commands.run("run", "list", "--postgres-url", recorded)
+    assert result.stdout == shown != "", result.output
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_command_does_its_work_where_a_standard_stream_is_closed(postgres_url: str, closed: str) -> None:
+    for call, code in (("database migrate", 0), ("database migrate --json", 0), ("run undo nosuch", 2)):
+        command = f"{sys.executable} -m queuekeeper {call} --postgres-url {postgres_url} {closed}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        assert (done.returncode, "unforeseen" in done.stderr) == (code, False), done.stderr
+    with connect(postgres_url) as connection:
+        assert schema_migrations.schema_version(connection) is not None
 
 
 def test_address_that_does_not_parse_hinders_only_what_needs_it(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:

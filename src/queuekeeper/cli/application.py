@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,9 @@ from queuekeeper.cli import doctor, explain, metrics, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
 from queuekeeper.cli.here import show_next_steps
+
+_STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
+"""Standard streams in the order of their numbers, with the modes in which they are opened."""
 
 EPILOG = """
 Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refused.
@@ -113,6 +118,7 @@ for _name, _place, _words in (
 
 def main() -> None:
     """Run the command line."""
+    _open_closed_streams()
     # A terminal of another encoding than UTF-8 shows what it cannot write as an escape, and ends no command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -122,3 +128,13 @@ def main() -> None:
     if "work" not in sys.argv:
         sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
     app()
+
+
+def _open_closed_streams() -> None:
+    """Let what goes to a closed standard stream go nowhere: else a connection to a server would be given its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in _STREAMS.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - to the end

@@ -78,7 +78,9 @@ def screen(*, stderr: bool = False) -> Console:
     # A number that is none, or 0 as where no screen is known, is no width.
     named = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < _DIGITS else 0
     width = named or (PIPE_WIDTH if not stream.isatty() else _NARROW if asked else None)
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # What the library takes for a number need not be one: "²" is none.
+    others = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, _environ=others)
 
 
 def picked(value: Any, *names: str) -> dict[str, Any]:
