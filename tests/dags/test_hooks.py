@@ -39,6 +39,8 @@ def test_cluster_is_found_by_asking_it(connections: Connections, redis_cluster_u
     ("connection", "url"),
     [
         ({"host": "db", "schema": "tbmq"}, "postgresql://db:5432/tbmq"),
+        ({"schema": "tbmq"}, "postgresql:///tbmq"),
+        ({"login": "u", "port": 6000, "schema": "tbmq"}, "postgresql://u@:6000/tbmq"),
         ({"host": "db", "login": "u", "password": "p@/:?#%", "port": 6000, "schema": "a b"},
          "postgresql://u:p%40%2F%3A%3F%23%25@db:6000/a%20b"),
         ({"host": "::1", "schema": "tbmq"}, "postgresql://[::1]:5432/tbmq"),
@@ -92,6 +94,8 @@ def of_private_airflow(*, postgres_url: str = SOURCE, redis_url: str = HOME) -> 
         "host=db.example port=6000 dbname=tbmq user=u password='ge heim'",
         "postgresql:///tbmq?host=/run/PostgreSQL&port=5432&user=u&password=a%2Bb",
         "postgresql://u@%2Frun%2FPostgreSQL:5432/tbmq",
+        "postgresql:///tbmq",
+        "postgresql://u:p@:6000/tbmq",
         "postgresql://a.db:6000,b.db:6000/tbmq?target_session_attrs=read-write",
     ],
 )
@@ -102,7 +106,7 @@ def test_private_airflow_reaches_the_postgres_of_any_address_that_commands_take(
 
     reached, wanted = postgres.read_url(QueuekeeperPostgresHook().url), postgres.read_url(url)
 
-    assert set(reached.pop("port").split(",")) == set(wanted.pop("port").split(","))
+    assert set(reached.pop("port", "5432").split(",")) == set(wanted.pop("port", "5432").split(","))
     assert reached == wanted
 
 

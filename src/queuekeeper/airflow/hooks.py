@@ -35,6 +35,7 @@ _REDIS_READ = frozenset({"db", "ssl"})
 _REDIS_DEFAULTS = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
 """A form sends these with TLS on or off, so they do not show that TLS is wanted."""
 
+_REDIS_HOST = "localhost"
 _NO_PASSWORD = frozenset({"", "none", "false"})
 """Words that Airflow's own Redis hook reads as no password."""
 
@@ -86,15 +87,20 @@ def _is_on(conn_id: str, name: str, value: object) -> bool:
     return words in ("true", "1")
 
 
-def _authority(connection: Connection, password: str | None, *, port: int) -> str:
+def _authority(connection: Connection, password: str | None, *, port: int, host: str = "") -> str:
+    """Return user, password, hosts and ports of a URL.
+
+    :param host: stands for a host that is not given; without one, what reads the URL decides, as for commands.
+    """
     user = "" if not connection.login else quote(connection.login, safe="")
     secret = "" if password is None else f":{quote(password, safe='')}"
     if password is not None:
         # Airflow masks the password only in its own form; in a URL it may be encoded.
         mask_secret(quote(password, safe=""))
     # Each host of several has the port, which libpq would give to the last one alone.
+    given = connection.port or (port if connection.host or host else None)
     hosts = ",".join(
-        f"{_in_url(host.strip())}:{connection.port or port}" for host in (connection.host or "localhost").split(",")
+        f"{_in_url(each.strip())}{f':{given}' if given else ''}" for each in (connection.host or host).split(",")
     )
     login = f"{user}{secret}@" if user or secret else ""
     return f"{login}{hosts}"
@@ -235,7 +241,7 @@ class QueuekeeperRedisHook(RedisHook):
             )
         scheme = "rediss" if encrypted else "redis"
         options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
-        return f"{scheme}://{_authority(connection, password, port=6379)}/{database}{options}"
+        return f"{scheme}://{_authority(connection, password, port=6379, host=_REDIS_HOST)}/{database}{options}"
 
     @contextmanager
     def connect(self) -> Iterator[redis_client.RedisClient]:
