@@ -13,7 +13,7 @@ from psycopg import sql
 
 from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.postgres import MIGRATE, Connection, server_words, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, address, server_words, translated_errors
 from queuekeeper.sql_statements import statement
 
 MIGRATIONS = "migrations"
@@ -23,8 +23,10 @@ _TABLES = "tables"
 _CODE = ("functions", "views")
 # Lines within a migration: what follows is of these tables; these are made, or replaced, at this point.
 _DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
+LOCK_TIMEOUT = "5s"
+"""Longest wait for one table in use: whoever wants it meanwhile waits behind."""
 _NAMED = 3
-"""Most objects of an unknown schema that a refusal names."""
+"""Most objects or sessions that a refusal names."""
 _ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
 _MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
 
@@ -89,13 +91,16 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
 
     :param directory: where the migrations are; ``sql/migrations`` when absent.
     :raises RefusedError: when an applied file was changed, the database is newer than this release, the schema has
-        objects without a history, or a privilege is missing.
+        objects without a history, a table is in use for too long, or a privilege is missing.
     """
     known = migrations(directory)
     is_there = False
     try:
         with translated_errors(connection), connection.transaction():
+            connection.execute(statement("queuekeeper/queries/allow_long_statements"))
+            connection.execute(sql.SQL("SET LOCAL lock_timeout TO 0"))
             connection.execute(statement("queuekeeper/queries/lock_migrations"), {"key": _MIGRATION_LOCK})
+            connection.execute(sql.SQL("SET LOCAL lock_timeout TO {}").format(LOCK_TIMEOUT))
             # Functions may name what comes later.
             connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
             is_there = _holds(connection, "has_schema")
@@ -111,6 +116,12 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
                     statement("queuekeeper/queries/record_migration"),
                     {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
                 )
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        holders = ", ".join(lock_holders(connection, "queuekeeper")[:_NAMED]) or "sessions that have left meanwhile"
+        raise RefusedError(
+            f"tables of schema queuekeeper at {address(connection)} were in use for longer than {LOCK_TIMEOUT}: end "
+            f"the transactions of {holders}, then repeat; nothing was changed"
+        ) from error
     except RefusedError as error:
         if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             user, database = connection.info.user, connection.info.dbname
@@ -123,6 +134,12 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
             ) from error.__cause__
         raise
     return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))
+
+
+def lock_holders(connection: Connection, schema: str) -> list[str]:
+    """Return which sessions use the tables of a schema, each in words."""
+    rows = connection.execute(statement("queuekeeper/queries/lock_holders"), {"schema": schema}).fetchall()
+    return [f"pid {pid} ({application}, user {user})" for pid, application, user in rows]
 
 
 def _begin(connection: Connection, *, is_there: bool) -> None:

@@ -384,14 +384,34 @@ def test_second_process_waits_for_the_first(connection: Connection, connect: Cal
     connection.execute("BEGIN")
     schema_migrations.migrate(connection)
     other, watcher = connect(), connect()
+    # What role or database allow a statement is too little.
+    other.execute("SET lock_timeout TO '100ms'")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(schema_migrations.migrate, other)
         query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         while watcher.execute(query, [other.info.backend_pid]).fetchone() != ("advisory",):
             assert not waiting.done()
+        watcher.execute("SELECT pg_sleep(0.3)")
         connection.execute("COMMIT")
 
         assert waiting.result().applied == ()
+
+
+def test_table_in_use_is_not_waited_for_while_others_wait_behind(
+    connection: Connection, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_migrations, "LOCK_TIMEOUT", "200ms")
+    make_as_of(connection, 13)
+    user, other = connect(), connect()
+    user.execute("SET application_name TO 'a report'")
+    user.execute("BEGIN")
+    user.execute("SELECT count(*) FROM queuekeeper.plans")
+
+    with pytest.raises(RefusedError, match=rf"longer than 200ms: .* pid {user.info.backend_pid} \(a report, user"):
+        schema_migrations.migrate(other)
+    assert schema_migrations.schema_version(connection) == 13
+    user.execute("COMMIT")
+    assert schema_migrations.migrate(other).applied
 
 
 def test_missing_privilege_is_explained(connection: Connection, postgres_url: str) -> None:

@@ -55,3 +55,23 @@ SELECT
     obj_description(routine.oid, 'pg_proc') AS comment
 FROM pg_proc AS routine
 WHERE routine.pronamespace = to_regnamespace('queuekeeper');
+
+-- name: lock_holders
+-- Read the sessions that use the tables of a schema.
+-- params: schema
+-- rows: one per session: (pid, application, user), by pid
+-- index: none
+SELECT DISTINCT
+    a.pid,
+    coalesce(nullif(a.application_name, ''), 'no name') AS application,
+    a.usename
+FROM pg_locks AS l
+INNER JOIN pg_database AS d ON l.database = d.oid
+INNER JOIN pg_class AS c ON l.relation = c.oid
+INNER JOIN pg_stat_activity AS a ON l.pid = a.pid
+WHERE
+    d.datname = current_database()
+    AND c.relnamespace = to_regnamespace(%(schema)s)
+    AND l.granted
+    AND a.pid <> pg_backend_pid()
+ORDER BY a.pid;

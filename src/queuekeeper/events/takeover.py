@@ -20,6 +20,7 @@ from queuekeeper.events import schema
 from queuekeeper.events.broker import broker_errors
 from queuekeeper.events.operations import TRIAL_TIMEOUT_S
 from queuekeeper.postgres import Connection, address, outside_dependants, server_words
+from queuekeeper.schema_migrations import lock_holders
 from queuekeeper.sql_statements import statement
 from queuekeeper.wording import named
 
@@ -282,12 +283,9 @@ def _shut(connection: Connection) -> None:
         with connection.transaction():
             _run(connection, "lock_tables")
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        holders = [
-            f"pid {pid} ({application}, user {user})" for pid, application, user in _rows(connection, "lock_holders")
-        ]
         raise RefusedError(
             f"PGMB's tables at {address(connection)} were in use for longer than {LOCK_TIMEOUT}: end the transactions "
-            f"of {named(holders) or 'sessions that have left meanwhile'}, then repeat"
+            f"of {named(lock_holders(connection, 'pgmb')) or 'sessions that have left meanwhile'}, then repeat"
         ) from error
 
 
