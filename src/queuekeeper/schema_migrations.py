@@ -15,6 +15,7 @@ from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import MIGRATE, Connection, address, server_words, translated_errors
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import named
 
 MIGRATIONS = "migrations"
 _MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
@@ -25,8 +26,6 @@ _CODE = ("functions", "views")
 _DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
 LOCK_TIMEOUT = "5s"
 """Longest wait for one table in use: whoever wants it meanwhile waits behind."""
-_NAMED = 3
-"""Most objects or sessions that a refusal names."""
 _ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
 _MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
 
@@ -117,7 +116,7 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
                     {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
                 )
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        holders = ", ".join(lock_holders(connection, "queuekeeper")[:_NAMED]) or "sessions that have left meanwhile"
+        holders = named(lock_holders(connection, "queuekeeper")) or "sessions that have left meanwhile"
         raise RefusedError(
             f"tables of schema queuekeeper at {address(connection)} were in use for longer than {LOCK_TIMEOUT}: end "
             f"the transactions of {holders}, then repeat; nothing was changed"
@@ -146,7 +145,7 @@ def _begin(connection: Connection, *, is_there: bool) -> None:
     """Make everything; an administrator may have made the empty schema for a role that may make none."""
     if others := sorted(_objects(connection)):
         raise RefusedError(
-            f"schema queuekeeper has {', '.join(others[:_NAMED])}{', ..' if others[_NAMED:] else ''} and no history of "
+            f"schema queuekeeper has {named(others)} and no history of "
             "migrations: restore table schema_migrations from a backup, or drop or rename the schema"
         )
     if not is_there:
