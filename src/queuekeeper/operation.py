@@ -27,6 +27,7 @@ from typing import (
 
 from queuekeeper.checks import Arguments, Wrong
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.wording import article
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,20 +151,46 @@ def is_coroutine_function(work: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
 
 
+def is_generator_function(work: Callable[..., Any]) -> bool:
+    """Tell whether a call only makes a generator, also an asynchronous one, and runs none of the code."""
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (work, type(work).__call__)
+    )
+
+
 async def finished(result: Any) -> None:
-    """Await what a handler has returned; one that has returned something else, as a plain function does, has worked."""
+    """Await what a handler has returned; one that has returned something else, as a plain function does, has worked.
+
+    :raises UsageError: when it is a generator, whose code nobody runs.
+    """
     if inspect.isawaitable(result):
         await result
+    else:
+        refuse_generator(result)
 
 
-def refuse_coroutine(result: Any) -> None:
-    """Refuse what a handler has returned where nobody awaits it: a coroutine is work that has not been done.
+def refuse_unfinished(result: Any) -> None:
+    """Refuse what a handler has returned where nobody awaits it: a coroutine or generator is work that is not done.
 
-    :raises UsageError: saying what to take instead.
+    :raises UsageError: saying what to take or write instead.
     """
-    if inspect.iscoroutine(result):
-        result.close()
-        raise UsageError("the handler has made a coroutine that nobody awaits here: take the consumer for asyncio")
+    if inspect.isawaitable(result):
+        made = "coroutine"
+        if inspect.iscoroutine(result):
+            result.close()
+        else:
+            made = type(result).__name__
+        raise UsageError(f"the handler has made {article(made)} that nobody awaits here: take the consumer for asyncio")
+    refuse_generator(result)
+
+
+def refuse_generator(result: Any) -> None:
+    """Refuse a generator, whose code nobody runs.
+
+    :raises UsageError: when the handler has returned one.
+    """
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise UsageError("the handler has returned a generator, whose code has not run: go through it in the handler")
 
 
 def _show_result(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:

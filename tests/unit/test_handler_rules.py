@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import redis
 
 from queuekeeper import compacted, events, fanout
 from queuekeeper.errors import UsageError
-from queuekeeper.service.handlers import handler_of
+from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, LoopThreadCalls, handler_of
 
 pytestmark = pytest.mark.unit
 
@@ -103,6 +104,67 @@ def test_handler_of_another_store_is_refused_and_the_refusal_says_where_its_rule
         assert f"`{short(other)} work` only" in text
         assert "time_limit_ms=8" in text
         assert f"without {short(other)}.handler, or one with {short(store)}.handler" in text
+
+
+def yields(message: Any) -> Iterator[Any]:
+    yield message
+
+
+async def yields_async(message: Any) -> AsyncIterator[Any]:
+    yield message
+
+
+class Yields:
+    def __call__(self, message: Any) -> Iterator[Any]:
+        yield message
+
+
+@pytest.mark.parametrize("work", [yields, yields_async, partial(yields), Yields()])
+@pytest.mark.parametrize("store", STORES, ids=NAMES)
+def test_handler_that_yields_is_refused_since_its_code_would_never_run(store: Any, work: Any) -> None:
+    with pytest.raises(UsageError, match=r"work is a generator function: .* would never run; write it without yield"):
+        store.handler()(work)
+    with pytest.raises(UsageError, match="work is a generator function"):
+        handler_of(store.Handler, work)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda: None, "too many positional arguments"),
+        (lambda self, message: message, "missing a required argument: 'message'"),
+        (lambda *, message: message, "too many positional arguments"),
+    ],
+)
+@pytest.mark.parametrize("store", STORES, ids=NAMES)
+def test_handler_that_does_not_take_a_message_alone_is_refused_before_it_fails_on_all(
+    store: Any, work: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=f"work cannot be called with a message alone: {words}"):
+        store.handler()(work)
+
+
+def test_handler_may_have_more_arguments_with_defaults_and_need_not_show_its_signature() -> None:
+    works: list[Any] = [lambda message, tries=3: (message, tries), lambda *given: given, print, dict, partial(max, 1)]
+    for work in works:
+        assert fanout.handler()(work).work is work
+
+
+@pytest.mark.parametrize("work", [lambda message: iter(yields(message)), lambda message: aiter(yields_async(message))])
+def test_message_of_a_handler_that_returns_work_that_has_not_begun_has_failed(work: Any) -> None:
+    rules = fanout.RetryRules()
+
+    async def answer_all() -> None:
+        with pytest.raises(UsageError, match="the handler has returned a generator, whose code has not run"):
+            await AsyncCalls(work, rules).answer(b"")
+        calls = LoopThreadCalls(work, rules)
+        with pytest.raises(UsageError, match="the handler has returned a generator, whose code has not run"):
+            await calls.answer_in_thread(b"")
+        calls.end()
+
+    with pytest.raises(UsageError, match="the handler has returned a generator, whose code has not run"):
+        BlockingCalls(work, rules).answer(b"")
+    asyncio.run(answer_all())
 
 
 @pytest.fixture

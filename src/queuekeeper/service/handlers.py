@@ -15,7 +15,13 @@ from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_typ
 
 from queuekeeper.checks import check_fields, check_integer, shown
 from queuekeeper.errors import UsageError
-from queuekeeper.operation import finished, is_coroutine_function, refuse_coroutine
+from queuekeeper.operation import (
+    finished,
+    is_coroutine_function,
+    is_generator_function,
+    refuse_generator,
+    refuse_unfinished,
+)
 from queuekeeper.service.blocking import Threads
 from queuekeeper.service.limits import limited, time_is_up
 
@@ -92,10 +98,29 @@ class Handler(Generic[M]):
 
     def __post_init__(self) -> None:
         check_fields(self, "work", "rules")
+        _check_work(self.work)
 
     def __call__(self, message: M) -> Any:
         """Work."""
         return self.work(message)
+
+
+def _check_work(work: Callable[..., Any]) -> None:
+    """Refuse a function that would fail on every message, or do nothing and lose it.
+
+    :raises UsageError: saying what is wrong with it.
+    """
+    if is_generator_function(work):
+        raise UsageError("work is a generator function: its code would never run; write it without yield")
+    try:
+        signature = inspect.signature(work)
+    except (TypeError, ValueError):
+        # Functions written in C need not show theirs.
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise UsageError(f"work cannot be called with a message alone: {error}") from None
 
 
 def handler_of(kind: type[H], work: Callable[[Any], Any], *, name: str = "work") -> H:
@@ -270,7 +295,7 @@ class BlockingCalls(Calls[M]):
     def answer(self, message: M) -> None:
         """Call the handler."""
         with self._around(message):
-            refuse_coroutine(self._call(message))
+            refuse_unfinished(self._call(message))
 
     def _call(self, message: M) -> Any:
         """Return the result of the handler within its time limit."""
@@ -350,4 +375,5 @@ class LoopThreadCalls(BlockingCalls[M]):
             result = self._call(message)
             if inspect.isawaitable(result):
                 return stack.pop_all(), result, self._now_s() - began_s
+            refuse_generator(result)
         return stack, None, 0.0
