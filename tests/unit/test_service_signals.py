@@ -62,9 +62,23 @@ asyncio.run(main())
 """
 
 
-def program(*, asynchronous: bool, stubborn: bool = False) -> str:
+FORKS = """
+        import multiprocessing, time
+        for work in (signal.pause, lambda: signal.raise_signal(signal.SIGINT)):
+            child = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+            child.start()
+            if work is signal.pause:
+                child.terminate()
+            child.join({patience_s})
+            print("child", child.exitcode, "told", (yield Wait(timeout_s=0.2)).told, flush=True)
+"""
+
+
+def program(*, asynchronous: bool, stubborn: bool = False, forking: bool = False) -> str:
     kind, threads = ("AsyncService", "") if asynchronous else ("BlockingService", ", threads=1")
     work = WORK.format(kind=kind, threads=threads, stubborn=stubborn)
+    if forking:
+        work = work.replace("        told = ()\n", FORKS.format(patience_s=PATIENCE_S / 10) + "        told = ()\n")
     return (ASYNC if asynchronous else BLOCKING) + work + (RUN_ASYNC if asynchronous else RUN_BLOCKING)
 
 
@@ -101,6 +115,17 @@ def test_second_signal_ends_a_process_that_takes_too_long_to_stop(asynchronous: 
         process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
+def test_signal_to_a_process_that_work_has_forked_ends_that_one_and_not_the_service(asynchronous: bool) -> None:
+    with started(program(asynchronous=asynchronous, forking=True)) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["child -15 told ()\n", "child 1 told ()\n"]
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+
+    assert (process.returncode, said) == (0, "stops\nended True\n")
 
 
 def test_process_of_several_that_ends_by_itself_ends_with_its_own_code() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.service.signals import free_signals
+from queuekeeper.service.signals import taken_signals
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Happened, Stop, Wait
 
 R = TypeVar("R")
@@ -166,8 +165,7 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
             stack.close()
             stop()
 
-        for number in free_signals():
-            stack.callback(signal.signal, number, signal.getsignal(number))
+        for number in taken_signals(stack):
             loop.add_signal_handler(number, end)
             stack.callback(loop.remove_signal_handler, number)
         yield
