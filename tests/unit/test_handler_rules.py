@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import redis
 
 from queuekeeper import compacted, events, fanout
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, LoopThreadCalls, handler_of
 
 pytestmark = pytest.mark.unit
@@ -119,7 +122,7 @@ class Yields:
         yield message
 
 
-@pytest.mark.parametrize("work", [yields, yields_async, partial(yields), Yields()])
+@pytest.mark.parametrize("work", [yields, yields_async, functools.partial(yields), Yields()])
 @pytest.mark.parametrize("store", STORES, ids=NAMES)
 def test_handler_that_yields_is_refused_since_its_code_would_never_run(store: Any, work: Any) -> None:
     with pytest.raises(UsageError, match=r"work is a generator function: .* would never run; write it without yield"):
@@ -145,7 +148,13 @@ def test_handler_that_does_not_take_a_message_alone_is_refused_before_it_fails_o
 
 
 def test_handler_may_have_more_arguments_with_defaults_and_need_not_show_its_signature() -> None:
-    works: list[Any] = [lambda message, tries=3: (message, tries), lambda *given: given, print, dict, partial(max, 1)]
+    works: list[Any] = [
+        lambda message, tries=3: (message, tries),
+        lambda *given: given,
+        print,
+        dict,
+        functools.partial(max, 1),
+    ]
     for work in works:
         assert fanout.handler()(work).work is work
 
@@ -165,6 +174,72 @@ def test_message_of_a_handler_that_returns_work_that_has_not_begun_has_failed(wo
     with pytest.raises(UsageError, match="the handler has returned a generator, whose code has not run"):
         BlockingCalls(work, rules).answer(b"")
     asyncio.run(answer_all())
+
+
+@pytest.mark.parametrize("middleware", [(), (fanout.Middleware(),)], ids=["", "middleware"])
+@pytest.mark.parametrize("work", [lambda _: sys.exit(2), lambda _: sys.exit("no money")])
+def test_handler_that_calls_exit_fails_on_its_message_and_does_not_end_the_process(work: Any, middleware: Any) -> None:
+    rules: Any = fanout.RetryRules(time_limit_ms=600_000)
+    message: Any = SimpleNamespace(attempt=1)
+    words = r"the handler has called sys\.exit\("
+
+    async def exits_later(message: Any) -> None:
+        await asyncio.sleep(0)
+        work(message)
+
+    async def answer_all() -> None:
+        for each in (work, exits_later):
+            with pytest.raises(RefusedError, match=words):
+                await AsyncCalls(each, rules, middleware=middleware).answer(message)
+            calls = LoopThreadCalls(each, rules, middleware=middleware)
+            with pytest.raises(RefusedError, match=words):
+                await calls.answer_in_thread(message)
+            calls.end()
+
+    with pytest.raises(RefusedError, match=words):
+        BlockingCalls(work, rules, middleware=middleware).answer(message)
+    asyncio.run(answer_all())
+
+
+class Unawaited(fanout.Middleware):
+    async def before(self, message: Any, /) -> None:  # type: ignore[override]
+        raise AssertionError("nobody awaits it")
+
+
+class Spans(fanout.Middleware):
+    @contextlib.asynccontextmanager
+    async def around(self, message: Any, /) -> AsyncIterator[None]:  # type: ignore[override]
+        yield
+
+
+class Bare(fanout.Middleware):
+    def around(self, message: Any, /) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+@pytest.mark.parametrize(
+    ("middleware", "words"),
+    [
+        (Unawaited(), "before of middleware Unawaited is a coroutine function, which nobody awaits"),
+        (Spans(), "around of middleware Spans is asynchronous: it must return a context manager"),
+        (Bare(), "around of middleware Bare is a generator function: put @contextmanager over it"),
+    ],
+)
+def test_middleware_that_would_never_run_is_refused(middleware: Any, words: str) -> None:
+    queues = fanout.FanoutQueues(redis.Redis())
+    with pytest.raises(UsageError, match=words):
+        fanout.FanoutConsumer(queues, "orders", print, consumer="billing", middleware=[middleware])
+    with pytest.raises(UsageError, match=words):
+        fanout.App(middleware=[middleware])
+
+
+@pytest.mark.parametrize("store", [fanout, events], ids=["fanout", "events"])
+def test_group_of_errors_is_final_when_one_of_them_is(store: Any) -> None:
+    message: Any = SimpleNamespace(attempt=1)
+    rules = store.RetryRules(dead_on=(KeyError,))
+    nested = ExceptionGroup("tasks", [ValueError("1"), ExceptionGroup("more", [KeyError("2")])])
+    assert rules.is_final(message, nested)
+    assert not rules.is_final(message, ExceptionGroup("tasks", [ValueError("1")]))
 
 
 @pytest.fixture

@@ -125,6 +125,7 @@ class CompactedWorker:
         grace_s: float = GRACE_S,
     ) -> None:
         check_seconds("grace_s", grace_s, least=0)
+        service.check_middleware(middleware)
         self._grace_s = grace_s
         self._running: asyncio.Timeout | None = None
         self._queues = queues

@@ -36,7 +36,7 @@ from queuekeeper.events.model import (
 from queuekeeper.events.service import AsyncEventService, EventService
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.postgres import address_of
-from queuekeeper.service.handlers import handler_of, refuse_coroutine_function
+from queuekeeper.service.handlers import check_middleware, handler_of, refuse_coroutine_function
 from queuekeeper.text_form import shows
 
 THREADS = 8
@@ -89,6 +89,7 @@ class EventConsumer(_OfGroup, EventService[None]):
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self._rules = rules or ReadRules()
+        check_middleware(middleware)
         super().__init__(url, noun="consumer", threads=check_threads(threads))
         self.operations: Consumption = Consumption(
             group_id=group_id,
@@ -181,6 +182,7 @@ class AsyncEventConsumer(_OfGroup, AsyncEventService[None]):
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self._rules = rules or ReadRules()
+        check_middleware(middleware)
         super().__init__(url, noun="consumer")
         self.operations: Consumption = Consumption(
             group_id=group_id,

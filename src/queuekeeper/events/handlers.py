@@ -37,7 +37,8 @@ class RetryRules:
         events become dead letters. With ``None``, the default, the order is kept: later events wait, and the delivery
         comes again until it is done.
     :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the events
-        become dead letters at once, also where the order is kept.
+        become dead letters at once, also where the order is kept. A group of
+        exceptions, as of a ``TaskGroup``, counts as one if it holds one.
     :param time_limit_ms: time in ms that a handler may take for a delivery; then it has failed with
         :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
         raised once the handler runs Python code rather than a query or a sleep.
@@ -61,7 +62,7 @@ class RetryRules:
     def is_final(self, delivery: Delivery, error: BaseException) -> bool:
         """Whether the events of a delivery become dead letters."""
         is_last = self.retries_s is not None and delivery.attempt > len(self.retries_s)
-        return is_last or isinstance(error, self.dead_on)
+        return is_last or service.is_one_of(error, self.dead_on)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,13 @@ from queuekeeper.fanout.reports import FanoutMessage, Registration
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
-from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of, refuse_coroutine_function
+from queuekeeper.service.handlers import (
+    AsyncCalls,
+    BlockingCalls,
+    check_middleware,
+    handler_of,
+    refuse_coroutine_function,
+)
 from queuekeeper.text_form import shows
 
 LISTEN_S = 0.5
@@ -80,6 +86,7 @@ class FanoutConsumer(_Registered, BlockingService[None]):
     ) -> None:
         work = handler_of(Handler, work)
         refuse_coroutine_function(work, take="AsyncFanoutConsumer")
+        check_middleware(middleware)
         rules = rules or WorkRules()
         # One more thread, which listens.
         super().__init__(noun="consumer", threads=rules.workers + 1)
@@ -127,6 +134,7 @@ class AsyncFanoutConsumer(_Registered, AsyncService[None]):
         middleware: Sequence[Middleware] = (),
         draw: Callable[[], float] = random.random,
     ) -> None:
+        check_middleware(middleware)
         super().__init__(noun="consumer")
         self.operations: Consumption = Consumption(
             queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,

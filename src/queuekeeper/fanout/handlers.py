@@ -30,7 +30,8 @@ class RetryRules:
     :param jitter: largest share of a delay that is left out at random, 0.5 by default, so that messages that failed
         together are not retried together.
     :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the message
-        becomes a dead letter at once.
+        becomes a dead letter at once. A group of
+        exceptions, as of a ``TaskGroup``, counts as one if it holds one.
     :param time_limit_ms: time in ms that a handler may take for a message; then it has failed with
         :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
         raised once the handler runs Python code rather than a query or a sleep.
@@ -71,7 +72,7 @@ class RetryRules:
     def judge(self, message: FanoutMessage, error: BaseException, *, draw: Callable[[], float]) -> Failed:
         """Return what to report for a message whose handler has raised an error."""
         reason = service.reason_of(error)
-        if isinstance(error, self.dead_on):
+        if service.is_one_of(error, self.dead_on):
             return Failed(delay_ms=0, max_attempts=1, reason=reason)
         delay_ms = self.delay_ms(message.attempt, draw=draw)
         return Failed(delay_ms=delay_ms, max_attempts=self.max_attempts, reason=reason)

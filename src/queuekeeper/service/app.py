@@ -13,7 +13,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.service.blocking import BlockingService
-from queuekeeper.service.handlers import Handler, Middleware, handler_of
+from queuekeeper.service.handlers import Handler, Middleware, check_middleware, handler_of
 
 W = TypeVar("W", bound=Callable[..., Any])
 
@@ -43,6 +43,7 @@ class App:
     kind: ClassVar[type[Handler[Any]]]
 
     def __init__(self, *, middleware: Sequence[Middleware[Any]] = ()) -> None:
+        check_middleware(middleware)
         self._middleware = tuple(middleware)
         self._posts: list[Post] = []
 

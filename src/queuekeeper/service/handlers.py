@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from queuekeeper.checks import check_fields, check_integer, shown
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.operation import (
     finished,
     is_coroutine_function,
@@ -72,6 +72,13 @@ def check_dead_on(rules: Any) -> None:
     for one in rules.dead_on:
         if not issubclass(one, Exception):
             raise UsageError(f"dead_on holds {one!r}: it must be a tuple of classes of exceptions")
+
+
+def is_one_of(error: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether an error is of one of these kinds, or a group, as of a ``TaskGroup``, holds one that is."""
+    if isinstance(error, kinds):
+        return True
+    return isinstance(error, BaseExceptionGroup) and any(is_one_of(each, kinds) for each in error.exceptions)
 
 
 def reason_of(error: BaseException) -> str:
@@ -220,6 +227,30 @@ class Middleware(Generic[M]):
         """
 
 
+def check_middleware(middleware: Sequence[Middleware[Any]]) -> None:
+    """Refuse middleware that would never run, or would fail every attempt.
+
+    :raises UsageError: naming its class and method.
+    """
+    for one in middleware:
+        kind = type(one).__name__
+        for name in ("before", "after", "error"):
+            if is_coroutine_function(getattr(one, name)):
+                raise UsageError(f"{name} of middleware {kind} is a coroutine function, which nobody awaits")
+        if inspect.isgeneratorfunction(one.around):
+            raise UsageError(f"around of middleware {kind} is a generator function: put @contextmanager over it")
+        inner = inspect.unwrap(one.around)
+        if inspect.isasyncgenfunction(inner) or is_coroutine_function(inner):
+            raise UsageError(f"around of middleware {kind} is asynchronous: it must return a context manager")
+
+
+def _exited(error: SystemExit) -> RefusedError:
+    """Return the error of a handler that would end its process, and with it the work of all others."""
+    # Anything else may be a part of the message.
+    code = error.code if isinstance(error.code, int) else ""
+    return RefusedError(f"the handler has called sys.exit({code})")
+
+
 class Calls(Generic[M]):
     """Calls a handler within its time limit, inside its middleware, and reports the outcome to the middleware.
 
@@ -274,6 +305,13 @@ class Calls(Generic[M]):
         limit_ms = self._rules.time_limit_ms
         return None if limit_ms is None else limit_ms / 1_000
 
+    def _begun(self, message: M) -> Any:
+        """Return the result of the handler, which may be to be awaited."""
+        try:
+            return self._work(message)
+        except SystemExit as error:
+            raise _exited(error) from error
+
     async def _finish(self, result: Any, *, used_s: float = 0.0) -> None:
         """Await what the handler has returned, within its time limit.
 
@@ -283,6 +321,8 @@ class Calls(Generic[M]):
         try:
             async with asyncio.timeout(None if limit_s is None else limit_s - used_s) as limit:
                 await finished(result)
+        except SystemExit as error:
+            raise _exited(error) from error
         except TimeoutError as error:
             if limit_s is None or not limit.expired():
                 raise
@@ -300,7 +340,7 @@ class BlockingCalls(Calls[M]):
     def _call(self, message: M) -> Any:
         """Return the result of the handler within its time limit."""
         limit_s = self._limit_s
-        return self._work(message) if limit_s is None else limited(self._work, message, limit_s=limit_s)
+        return self._begun(message) if limit_s is None else limited(self._begun, message, limit_s=limit_s)
 
 
 class AsyncCalls(Calls[M]):
@@ -309,7 +349,7 @@ class AsyncCalls(Calls[M]):
     async def answer(self, message: M) -> None:
         """Call the handler."""
         with self._around(message):
-            await self._finish(self._work(message))
+            await self._finish(self._begun(message))
 
 
 class LoopThreadCalls(BlockingCalls[M]):
