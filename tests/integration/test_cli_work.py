@@ -25,6 +25,7 @@ pytestmark = pytest.mark.integration
 BILLING = """
 import asyncio
 import os
+import subprocess
 import time
 from pathlib import Path
 from queuekeeper import compacted, events
@@ -80,6 +81,9 @@ def show_in_time(message):
 class Notes(Middleware):
     def before(self, message):
         note("begins")
+
+def bill_input(message):
+    note(subprocess.run(["cat"], capture_output=True, check=True, text=True).stdout or "nothing")
 
 app = App(middleware=[Notes()])
 
@@ -145,6 +149,8 @@ WRONG = {
     "torn": "def bill(:\n",
     "lacking": "import lacked\n",
     "away": 'raise ConnectionError("no route")\n',
+    "script": "import sys\nsys.exit()\n",
+    "lazy": 'def __getattr__(name):\n    raise ConnectionError("no route")\n',
 }
 
 
@@ -363,6 +369,18 @@ def test_changed_file_is_loaded_anew(
     stop(process)
 
 
+def test_process_of_a_handler_reads_nothing_where_its_worker_is_told_to_stop(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path
+) -> None:
+    queues.register("orders", consumer="billing")
+    publish(queues, range(1))
+    process = started("fanout", "work", "billing:bill_input", "orders", "billing", "--processes", "2")
+    until(lambda: done(folder) != [])
+    stop(process)
+
+    assert [line[0] for line in done(folder)] == ["nothing"]
+
+
 def _works_by_the_changed_file(queues: FanoutQueues, folder: Path) -> bool:
     publish(queues, range(1, 2))
     time.sleep(0.2)
@@ -497,6 +515,9 @@ def test_handler_in_a_thread_that_never_ends_does_not_keep_its_process_from_endi
         ),
         (1, "torn:bill", "torn cannot be imported: SyntaxError: invalid syntax (torn.py, line 1)"),
         (1, "lacking:bill", "cannot be imported: ModuleNotFoundError: No module named 'lacked' (lacking.py, line 1)"),
+        (1, "script:bill", "script cannot be imported: SystemExit (script.py, line 2)"),
+        (1, "lazy:bill", "lazy cannot be imported: ConnectionError: no route (lazy.py, line 2)"),
+        (2, "./billing:bill", "'./billing:bill' is not MODULE:NAME, such as billing:bill"),
         (1, "away:bill", "away cannot be imported: ConnectionError: no route (away.py, line 1)"),
     ],
 )

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.service.app import App
+from queuekeeper.service.handlers import reason_of
 from queuekeeper.service.signals import stopped_by_signals
 from queuekeeper.wording import article
 
@@ -43,20 +45,19 @@ def load(target: str) -> Any:
     :raises QueuekeeperError: when the module raises an error; names its line.
     """
     module_name, _, name = target.partition(":")
-    if not module_name or not name:
+    if not module_name or not name or module_name.startswith(".") or "/" in module_name:
         raise UsageError(f"{target!r} is not MODULE:NAME, such as billing:bill")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(module_name)
+        found = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _broken(module_name, error) from error
         raise UsageError(f"there is no module {error.name} in {folder} or in Python's path") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(module_name, error) from error
-    found = getattr(module, name, None)
     if found is None:
         raise UsageError(f"module {module_name} has no {name!r}")
     if not callable(found) and not isinstance(found, App):
@@ -64,13 +65,13 @@ def load(target: str) -> Any:
     return found
 
 
-def _broken(module_name: str, error: Exception) -> QueuekeeperError:
+def _broken(module_name: str, error: Exception | SystemExit) -> QueuekeeperError:
     """Return the error of a module that cannot be imported, with the line of the current folder's file that raised.
 
     It is a :class:`UsageError` only where that is what was raised: what a server's absence has raised may pass.
     """
     here, packages = Path.cwd(), Path(sys.prefix)
-    text = str(error) if isinstance(error, QueuekeeperError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, QueuekeeperError) else reason_of(error)
     lines = [
         f" ({path.relative_to(here)}, line {frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
@@ -88,11 +89,18 @@ def is_worker() -> bool:
 
 
 def end_with_parent(stop: Callable[[], object]) -> None:
-    """Call a function when the process that started this one ends it or has died."""
+    """Call a function when the process that started this one ends it or has died.
+
+    Standard input is the sign of life from now on. Handlers and their processes, which would wait for it, read nothing.
+    """
+    standard_input = sys.stdin.fileno()
+    sign_of_life = os.dup(standard_input)
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), standard_input)
 
     def watch() -> None:
         # A thread in a buffered read would abort the process when it ends by itself.
-        while os.read(sys.stdin.fileno(), 1):
+        while os.read(sign_of_life, 1):
             pass
         stop()
 
@@ -200,11 +208,16 @@ class Processes:
             process.running = None
 
     def _state(self) -> dict[Path, int]:
-        """Return the time of the last change of each Python file."""
+        """Return the time of the last change of each Python file, without hidden folders and virtual environments."""
         found = {}
         for folder in self._watched:
-            for path in folder.rglob("*.py"):
-                # The file may be gone.
-                if path.is_file():
-                    found[path] = path.stat().st_mtime_ns
+            # What is gone meanwhile is left out.
+            for place, folders, names in os.walk(folder):
+                if "pyvenv.cfg" in names and Path(place) != folder:
+                    folders.clear()
+                    continue
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for path in (Path(place, name) for name in names if name.endswith(".py")):
+                    with suppress(OSError):
+                        found[path] = path.stat().st_mtime_ns
         return found
