@@ -249,6 +249,27 @@ def group() -> Iterator[events.EventConsumer]:
     consumer.close(patient=False)
 
 
+@pytest.mark.parametrize(
+    ("app", "place", "words"),
+    [
+        (fanout.App(), ("orders", "billing"), "a handler of queue 'orders', consumer 'billing'"),
+        (compacted.App(), ("meter-7",), "a handler of client_id 'meter-7'"),
+        (events.App(group_id="billing"), (), "a handler of name 'paid'"),
+    ],
+    ids=NAMES[:1] + NAMES[2:] + NAMES[1:2],
+)
+def test_two_handlers_of_one_place_are_refused_since_each_message_would_go_to_one(
+    app: Any, place: Any, words: str
+) -> None:
+    given = {"fanout": {"consumer": "billing"}, "events": {"name": "paid"}}.get(app.kind.store, {})
+    app.handler(*place[:1], **given)(print)
+    with pytest.raises(UsageError, match=f"the app has {words} already: give each its own"):
+        app.handler(*place[:1], **given)(print)
+    others = [["refunds"], ["orders"]] if app.kind.store == "fanout" else [["meter-8"]]
+    if app.kind.store != "events":
+        app.handler(*others[0], **given)(print)
+
+
 def test_consumers_refuse_a_handler_of_another_store(group: events.EventConsumer) -> None:
     of_fanout: Any = fanout.handler()(print)
     of_events: Any = events.handler()(print)

@@ -23,6 +23,7 @@ class App(service.App):
     """
 
     kind = Handler
+    place = ("client_id",)
 
     @checked
     def __init__(

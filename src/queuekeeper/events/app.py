@@ -29,6 +29,7 @@ class App(service.App):
     """
 
     kind = Handler
+    place = ("name",)
 
     @checked
     def __init__(

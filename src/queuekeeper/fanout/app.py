@@ -24,6 +24,7 @@ class App(service.App):
     """
 
     kind = Handler
+    place = ("queue", "consumer")
 
     @checked
     def __init__(self, *, rules: WorkRules | None = None, middleware: Sequence[Middleware] = ()) -> None:

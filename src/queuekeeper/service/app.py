@@ -37,10 +37,12 @@ class App:
     """Handlers that run together; each store has its own subclass.
 
     :cvar kind: class of its handlers.
+    :cvar place: arguments that say where a handler works, which no two handlers share.
     :param middleware: middleware of all handlers, which observes or wraps them.
     """
 
     kind: ClassVar[type[Handler[Any]]]
+    place: ClassVar[tuple[str, ...]]
 
     def __init__(self, *, middleware: Sequence[Middleware[Any]] = ()) -> None:
         check_middleware(middleware)
@@ -48,9 +50,15 @@ class App:
         self._posts: list[Post] = []
 
     def _takes(self, **given: Any) -> Callable[[W], W]:
-        """Return a decorator that adds a function or handler to the app and returns it unchanged."""
+        """Return a decorator that adds a function or handler to the app and returns it unchanged.
+
+        It refuses another handler of the same place.
+        """
 
         def add(work: W) -> W:
+            if any(all(post.given[name] == given[name] for name in self.place) for post in self._posts):
+                where = ", ".join(f"{name} {given[name]!r}" for name in self.place)
+                raise UsageError(f"the app has a handler of {where} already: give each its own {self.place[-1]}")
             self._posts.append(Post(handler_of(self.kind, work), given))
             return work
 
