@@ -80,6 +80,10 @@ class QueuekeeperError(Exception):
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip().splitlines()[0])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error of another process, or a copy, is not made anew: its class may want more than its text.
+        return _again, (type(self), self.args), vars(self)
+
     def about(self, **names: Any) -> Self:
         """Note what a call was about, where the error does not say it yet.
 
@@ -96,6 +100,11 @@ class QueuekeeperError(Exception):
         other = type(self)(message)
         vars(other).update(vars(self))
         return other
+
+
+def _again(kind: type[QueuekeeperError], given: tuple[Any, ...]) -> QueuekeeperError:
+    """Return an error as it was, which then gets its attributes."""
+    return kind.__new__(kind, *given)
 
 
 class UsageError(QueuekeeperError):

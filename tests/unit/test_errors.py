@@ -10,6 +10,7 @@ import pytest
 from queuekeeper import errors
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError, ServerUnavailable, StoreFull, from_lua
+from queuekeeper.events import NewEvent, NotPublished
 from queuekeeper.events.operations import EventOperations
 from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.sessions import SaveReport
@@ -192,3 +193,11 @@ def test_an_unknown_error_word_is_a_script_error_with_the_whole_reply(reply: str
 
     assert type(error) is ScriptError
     assert str(error) == (reply or inspect.getdoc(ScriptError))
+
+
+def test_copy_of_an_error_whose_class_wants_more_than_a_text_says_all_that_it_says() -> None:
+    # Another process gets it in the same form.
+    error = NotPublished([NewEvent(topic="order.paid", payload=7)], ValueError("no room")).about(group_id="billing")
+    for again in (copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is NotPublished
+        assert (str(again), again.events, again.group_id) == (str(error), error.events, "billing")
