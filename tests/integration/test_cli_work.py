@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from queuekeeper import compacted, events
 from queuekeeper.errors import TimeLimitExceeded
-from queuekeeper.fanout import App, Middleware, Start, handler
+from queuekeeper.fanout import App, Middleware, Start, WorkRules, handler
 
 DONE = Path(__file__).with_name("done")
 
@@ -133,6 +133,13 @@ hasty_app = compacted.App(grace_s=0.1)
 def hang(message):
     note("hangs")
     time.sleep(600)
+
+hasty_loop_app = App(rules=WorkRules(grace_s=0.1))
+
+@hasty_loop_app.handler("orders", consumer="billing")
+async def hang_beside_the_loop(message):
+    note(await asyncio.to_thread(message.body.decode))
+    await asyncio.to_thread(time.sleep, 600)
 
 mixed_app = events.App(group_id="billing")
 mixed_app.handler(name="paid")(bill_paid)
@@ -482,6 +489,21 @@ def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
     said = " ".join(errors.split())
     assert f"billing:{name} is a handler of {of}" in said
     assert rule in said
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_thread_that_a_coroutine_waits_for_does_not_keep_its_process_from_ending(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path, processes: str
+) -> None:
+    queues.register("orders", consumer="billing")
+    publish(queues, range(1))
+    process = started("fanout", "work", "billing:hasty_loop_app", "--processes", processes)
+    until(lambda: done(folder) != [])
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=PATIENCE_S / 5)
+
+    assert process.returncode == 0, errors
+    assert queues.size("orders", consumer="billing") == 1
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -18,6 +18,7 @@ from queuekeeper.cli.command import Call, OutOfPostgres
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_WORKERS, MAX_CLAIM
 from queuekeeper.service.app import App, Service, run_together, stop_all
+from queuekeeper.service.blocking import LoopPool
 from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.processes import Processes, end_with_parent, is_worker, load
 
@@ -187,7 +188,8 @@ def _run(app: App, serve: Callable[[], Coroutine[Any, Any, None]], *, processes:
 
 
 async def _serve(services: Sequence[Service]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(LoopPool())
     if is_worker():
-        loop = asyncio.get_running_loop()
         end_with_parent(lambda: loop.call_soon_threadsafe(stop_all, services))
     await run_together(services)

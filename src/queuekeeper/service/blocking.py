@@ -6,17 +6,21 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.service.signals import stopped_by_signals
-from queuekeeper.service.steps import Begin, Cut, Ended, Happened, Stop, Wait
+from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Happened, Stop, Wait
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Threads:
@@ -47,16 +51,51 @@ class Threads:
             work()
             self._idle.release()
 
-    def end(self, *, wait: bool) -> None:
+    def end(self, *, wait: bool, longest_s: float | None = None) -> None:
         """Let each thread end after its present work; work that has not begun is dropped.
 
         :param wait: whether to wait until all threads have ended.
+        :param longest_s: longest time in seconds to wait, no limit by default.
         """
+        give_up_at_s = None if longest_s is None else time.monotonic() + longest_s
         self._over = True
         for _ in self._all:
             self._given.put(None)
         for thread in self._all if wait else ():
-            thread.join()
+            thread.join(None if give_up_at_s is None else max(0.0, give_up_at_s - time.monotonic()))
+
+
+class LoopPool(ThreadPoolExecutor):
+    """Threads in which coroutines let functions work, as by ``asyncio.to_thread``; they end with the process, too.
+
+    The pool of a loop would keep the process from ending while one works.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ending = Threads(self._max_workers, name="queuekeeper-pool")
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Let a function work."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._ending.begin(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for present work, but not longer than the end of a service may take."""
+        del cancel_futures
+        self._ending.end(wait=wait, longest_s=END_S)
 
 
 class BlockingService(Generic[R]):
