@@ -279,7 +279,21 @@ def shown(value: Any) -> str:
 
 
 def _words(name: str, value: Any, rule: Any) -> str:
-    return f"{name} is {shown(value)}: it must be {_describe(rule)}"
+    return f"{name} {_fault(value, rule)}: it must be {_describe(rule)}"
+
+
+def _fault(value: Any, rule: Any) -> str:
+    """Return what is wrong with a value: its type, or that of its first element that does not belong there."""
+    hints = get_args(rule) if get_origin(rule) in (Union, types.UnionType) else (rule,)
+    for hint in hints:
+        kind, inner = get_origin(hint), get_args(hint)
+        is_many = isinstance(kind, type) and issubclass(kind, Sequence) and isinstance(value, kind)
+        fits = _fitting(inner[0]) if is_many and inner and not isinstance(value, str | bytes) else None
+        if fits is not None:
+            for element in value:
+                if not fits(element):
+                    return f"holds {shown(element)}"
+    return f"is {shown(value)}"
 
 
 def _article(kind: type) -> str:

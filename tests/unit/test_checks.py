@@ -357,7 +357,12 @@ def test_time_for_which_a_script_is_sent_again_is_a_number_of_seconds(make: Call
         (lambda: _fanout().nack("q", consumer="c", message_id=1, token="t", reason=b"x"), "reason is a bytes: it must"),
         (lambda: _fanout().register("q", consumer="c", options={}), "options is a dict: it must be a ConsumerOptions"),
         (lambda: handler(dead_on=wrong(ValueError)), "dead_on is the class ValueError: it must be a tuple of classes"),
-        (lambda: RetryRules(dead_on=wrong((1,))), "dead_on is a tuple: it must be a tuple of classes of Exceptions"),
+        (lambda: RetryRules(dead_on=wrong((1,))), "dead_on holds 1: it must be a tuple of classes of Exceptions"),
+        (lambda: _fanout().publish("q", [wrong(b"x")]), "messages holds a bytes: it must be a list or tuple of NewMes"),
+        (
+            lambda: FanoutConsumer(_fanout(), "q", print, consumer="n", middleware=[wrong(FanoutConsumer)]),
+            "middleware holds the class FanoutConsumer: it must be a list or tuple of Middlewares",
+        ),
         (lambda: Topics().parse(wrong(None)), "topic is None: it must be text"),
         (lambda: _compacted().subscribe("c", session="n", takeover="no"), "takeover is a str: it must be True"),
         (lambda: FanoutConsumer(_fanout(), "q", wrong(None), consumer="n"), "work is None: it must be a Handler or a"),
