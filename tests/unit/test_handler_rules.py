@@ -258,9 +258,7 @@ def group() -> Iterator[events.EventConsumer]:
     ],
     ids=NAMES[:1] + NAMES[2:] + NAMES[1:2],
 )
-def test_two_handlers_of_one_place_are_refused_as_they_would_share_messages(
-    app: Any, place: Any, words: str
-) -> None:
+def test_two_handlers_of_one_place_are_refused_as_they_would_share_messages(app: Any, place: Any, words: str) -> None:
     given = {"fanout": {"consumer": "billing"}, "events": {"name": "paid"}}.get(app.kind.store, {})
     app.handler(*place[:1], **given)(print)
     with pytest.raises(UsageError, match=f"the app has {words} already: give each its own"):
