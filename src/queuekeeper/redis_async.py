@@ -240,6 +240,7 @@ class AsyncScriptCaller(AsyncClosing):
         self._connections = {target.address: self._first}
         # Slot -> its master's connection; empty on a single server.
         self._slots: list[Connection | None] | None = None
+        self._told_by: Connection | None = None
         # A call that is sent after SCRIPT LOAD on the same connection finds the script.
         self._loading: set[tuple[str, str]] = set()
         # Connections for blocking commands, and the free ones among them, by server.
@@ -518,17 +519,27 @@ class AsyncScriptCaller(AsyncClosing):
 
     async def _read_slots(self) -> None:
         await asyncio.sleep(max(0.0, self._refreshed_at_s + _REFRESH_PAUSE_S - self._loop.time()))
-        for connection in sorted(self._connections.values(), key=lambda connection: not connection.is_open):
+        fullest: tuple[int, list[Any], Connection] | None = None
+        # Another node than the last time: that one may have left the cluster, or hear no others.
+        for connection in sorted(
+            self._connections.values(), key=lambda each: (each is self._told_by, not each.is_open)
+        ):
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     answer = await connection.ask("CLUSTER", "SLOTS")
             except (QueuekeeperError, TimeoutError):
                 continue
-            self._take_slots(answer, connection)
-            break
+            served = _served(answer)
+            if fullest is None or served > fullest[0]:
+                fullest = (served, answer, connection)
+            if served == SLOTS:
+                break
+        if fullest is not None:
+            self._take_slots(fullest[1], fullest[2])
         self._refreshed_at_s = self._loop.time()
 
     def _take_slots(self, answer: list[Any], asked: Connection) -> None:
+        self._told_by = asked
         slots: list[Connection | None] = [None] * SLOTS
         masters = {self._first}
         for first, last, master, *_ in answer:
@@ -536,9 +547,17 @@ class AsyncScriptCaller(AsyncClosing):
             slots[first : last + 1] = [connection] * (last - first + 1)
             masters.add(connection)
         self._slots = slots
+        if _served(answer) < SLOTS:
+            # Who is not named may still serve, and may know more.
+            return
         for address, connection in list(self._connections.items()):
             if connection not in masters and connection.is_idle:
                 del self._connections[address]
                 task = self._loop.create_task(connection.close())
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
+
+
+def _served(answer: list[Any]) -> int:
+    """Return how many slots a node names a master for."""
+    return sum(int(last) - int(first) + 1 for first, last, *_ in answer)
