@@ -123,6 +123,9 @@ class _Request:
     :ivar future: future of the batch that the call belongs to.
     :ivar target: server that an ASK error named, if any.
     :ivar attempts: number of times that the call was sent again.
+    :ivar since_s: when the call began to wait for the one before it, if it did.
+    :ivar give_up_at: when it is no longer sent again; counts from the first attempt that failed, its own or that of a
+        call that it waited for.
     """
 
     __slots__ = (
@@ -135,11 +138,11 @@ class _Request:
         "give_up_at",
         "index",
         "replicated",
+        "since_s",
         "target",
     )
 
     connection: Connection | None
-    give_up_at: float
 
     def __init__(self, batch: _Batch, call: Call, index: int) -> None:
         self.batch = batch
@@ -150,6 +153,8 @@ class _Request:
         self.replicated: bool | None = None
         self.target: str | None = None
         self.attempts = 0
+        self.since_s = 0.0
+        self.give_up_at: float | None = None
 
     @property
     def words(self) -> Words:
@@ -201,8 +206,10 @@ class _Request:
         """Send the call again a little later, or fail."""
         if may_heal:
             self.batch.caller.send_again(self, error)
-        else:
+        elif isinstance(error, UsageError):
             self.finish(error)
+        else:
+            self.batch.caller.give_up(self, error, since_s=math.inf)
 
     @property
     def writes(self) -> bool:
@@ -389,10 +396,12 @@ class AsyncScriptCaller(AsyncClosing):
         elif name not in busy:
             busy[name] = None
             self._dispatch(request)
-        elif (waiting := busy[name]) is None:
-            busy[name] = deque((request,))
         else:
-            waiting.append(request)
+            request.since_s = self._loop.time()
+            if (waiting := busy[name]) is None:
+                busy[name] = deque((request,))
+            else:
+                waiting.append(request)
 
     def _dispatch(self, request: _Request) -> None:
         connection: Connection | None
@@ -445,10 +454,11 @@ class AsyncScriptCaller(AsyncClosing):
     def send_again(self, request: _Request, error: Exception) -> None:
         """Send a call that has not run again after a pause, unless its time limit has passed."""
         now_s = self._loop.time()
-        if request.attempts == 0:
+        if request.give_up_at is None:
             request.give_up_at = now_s + self._retry_for_s
         if self._closed or now_s > request.give_up_at:
-            request.finish(as_ours(error, request.call.script, request.address))
+            ours = as_ours(error, request.call.script, request.address)
+            self.give_up(request, ours, since_s=now_s - self._retry_for_s)
             return
         wait_s = pause_s(error, request.attempts)
         request.attempts += 1
@@ -456,6 +466,22 @@ class AsyncScriptCaller(AsyncClosing):
             self._later[request] = self._loop.call_later(wait_s, self._send_late, request)
         else:
             self._dispatch(request)
+
+    def give_up(self, request: _Request, error: QueuekeeperError, *, since_s: float) -> None:
+        """Fail a call that has not run, and those behind it that have waited since then; the others wait no longer.
+
+        Otherwise each of them would begin to wait anew, and the last of many for a multiple of the time limit.
+        """
+        waiting = self.busy[request.client_id]
+        late: list[_Request] = []
+        while waiting and (waiting[0].since_s <= since_s or waiting[0].future.done()):
+            late.append(waiting.popleft())
+        if waiting:
+            waiting[0].give_up_at = waiting[0].since_s + self._retry_for_s
+        request.finish(error)
+        for each in late:
+            # Each has its own exception, because raising adds a traceback to it.
+            each.settle(each.batch.failed.get(each.client_id) or type(error)(str(error)))
 
     def _send_late(self, request: _Request) -> None:
         del self._later[request]

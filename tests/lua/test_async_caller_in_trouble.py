@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lua_sessions import command
 from script_callers import APPEND, eventually, script
 
 from queuekeeper.embedded import RedisCluster
+from queuekeeper.errors import ServerUnavailable
 from queuekeeper.lua import Call, Script
 from queuekeeper.redis_async import connect
 from tests.patience import PATIENCE_S
@@ -60,5 +63,50 @@ def test_node_that_has_left_the_cluster_leads_nobody_astray(own_cluster: RedisCl
             await asyncio.to_thread(own_cluster.nodes[1].kill)
             await caller.execute(calls)
             assert (await caller.execute(calls)).or_raise()
+
+    asyncio.run(test())
+
+
+async def _end_of(call: asyncio.Future[Any]) -> str:
+    try:
+        await call
+    except ServerUnavailable as error:
+        return str(error)
+    return "done"
+
+
+def test_calls_behind_one_another_wait_no_longer_than_one_of_them(own_server: Any, append: Script) -> None:
+    retry_for_s = 1.0
+
+    async def test() -> None:
+        async with asyncio.timeout(PATIENCE_S), connect(own_server.url, retry_for_s=retry_for_s) as caller:
+            await caller.call(append, ["{a}"], ["x"])
+            own_server.kill()
+            await asyncio.sleep(0.1)
+            begun_s = time.monotonic()
+            ends = [_end_of(caller.call(append, ["{a}"], ["x"])) for _ in range(20)]
+            assert all("refuses the connection" in end for end in await asyncio.gather(*ends))
+            taken_s = time.monotonic() - begun_s
+            begun_s = time.monotonic()
+            assert "refuses the connection" in await _end_of(caller.call(append, ["{b}"], ["x"]))
+            alone_s = time.monotonic() - begun_s
+            assert taken_s < 10 * alone_s, "one after the other they take twenty times as long"
+
+    asyncio.run(test())
+
+
+def test_calls_behind_one_another_hear_at_once_that_the_password_is_wrong(own_server: Any, append: Script) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(PATIENCE_S), connect(own_server.url) as caller:
+            await caller.call(append, ["{a}"], ["x"])
+            with own_server.client() as client:
+                client.config_set("requirepass", "another")
+                command(client, "CLIENT KILL TYPE normal SKIPME yes")
+                await asyncio.sleep(0.1)
+                before = client.info("stats")["total_connections_received"]
+                ends = [_end_of(caller.call(append, ["{a}"], ["x"])) for _ in range(20)]
+                assert all("refuses user or password" in end for end in await asyncio.gather(*ends))
+                connections = client.info("stats")["total_connections_received"] - before
+            assert connections < 10, "each on its own would connect once, a second after the one before"
 
     asyncio.run(test())
