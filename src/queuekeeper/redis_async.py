@@ -312,13 +312,19 @@ class AsyncScriptCaller(AsyncClosing):
 
         :param keys: every key that the script touches.
         :raises QueuekeeperError: when awaited, as :meth:`lua.ScriptCaller.call` does.
+        :raises UsageError: in another event loop than the caller's.
         """
+        self._check_loop()
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._submit(_Request(_Batch(self, 1, future, single=True), Call(script, keys, args), 0))
         return future
 
     def execute(self, calls: Sequence[Call]) -> asyncio.Future[Replies]:
-        """Run many calls; await their replies, in order, as :meth:`lua.ScriptCaller.execute` returns them."""
+        """Run many calls; await their replies, in order, as :meth:`lua.ScriptCaller.execute` returns them.
+
+        :raises UsageError: in another event loop than the caller's.
+        """
+        self._check_loop()
         future: asyncio.Future[Replies] = self._loop.create_future()
         batch = _Batch(self, len(calls), future, single=False)
         if not calls:
@@ -348,6 +354,7 @@ class AsyncScriptCaller(AsyncClosing):
 
     async def _wait(self, key: str | bytes, command_of: Callable[[float], tuple[Value, ...]], timeout_s: float) -> bool:
         """Repeat a blocking command, made for the seconds to block, until it has an answer or time is over."""
+        self._check_loop()
         give_up_at = self._loop.time() + timeout_s
         slice_s = longest_wait_s(self._endpoint.reply_timeout_s)
         while (left_s := give_up_at - self._loop.time()) > 0:
@@ -384,6 +391,17 @@ class AsyncScriptCaller(AsyncClosing):
             connection.renew()
         idle.append(connection)
         return reply
+
+    def _check_loop(self) -> None:
+        """Refuse another event loop: a call would be sent some time, and nobody could await its reply.
+
+        :raises UsageError: with what to do.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                f"the connection to Redis at {self.address} belongs to another event loop, and nothing was sent: open "
+                "one with redis_async.connect in each event loop"
+            )
 
     def _submit(self, request: _Request) -> None:
         if self._closed:

@@ -201,6 +201,7 @@ class _Wire(asyncio.Protocol):
     :ivar in_flight: commands that were written and have no reply yet, in order.
     :ivar flushes: for each write without all its replies: the number of its last command, and when it was written.
     :ivar reply_bytes: average size of the latest replies.
+    :ivar heard_at_s: when bytes last came.
     """
 
     transport: asyncio.Transport
@@ -210,8 +211,10 @@ class _Wire(asyncio.Protocol):
         self.flushes: deque[tuple[int, float]] = deque()
         self.written = 0
         self.reply_bytes = 0.0
+        self.heard_at_s = 0.0
         self._answered = 0
         self._unread_bytes = 0
+        self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_parse_error)
         self._settled = settled
         self._ended = ended
@@ -232,6 +235,7 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Give replies to their commands."""
+        self.heard_at_s = self._loop.time()
         self._reader.feed(data)
         next_reply = self._reader.gets
         next_command = self.in_flight.popleft
@@ -465,12 +469,12 @@ class Connection:
         return packed
 
     def _look(self) -> None:
-        """Close a connection whose oldest write got no reply in time."""
+        """Close a connection that owes a reply and has been silent too long; a large reply may take longer to come."""
         self._watch = None
         wire = self._wire
         if wire is None or not wire.flushes or self._patience_s is None:
             return
-        left_s = wire.flushes[0][1] + self._patience_s - self._loop.time()
+        left_s = max(wire.flushes[0][1], wire.heard_at_s) + self._patience_s - self._loop.time()
         if left_s <= 0:
             error = RedisTimeoutError("no reply in time")
             self._end(wire, error)

@@ -13,9 +13,10 @@ from lua_sessions import command
 from script_callers import APPEND, eventually, script
 
 from queuekeeper.embedded import RedisCluster
-from queuekeeper.errors import ServerUnavailable
+from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.lua import Call, Script
-from queuekeeper.redis_async import connect
+from queuekeeper.redis_async import AsyncScriptCaller, connect
+from tests.conformance.cutting_proxy import CuttingProxy
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
@@ -110,3 +111,44 @@ def test_calls_behind_one_another_hear_at_once_that_the_password_is_wrong(own_se
             assert connections < 10, "each on its own would connect once, a second after the one before"
 
     asyncio.run(test())
+
+
+def test_other_event_loop_is_refused_and_nothing_is_sent(own_server: Any, append: Script) -> None:
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        caller = first.run(_opened(own_server.url))
+
+        async def call() -> Any:
+            return await caller.call(append, ["{a}"], ["x"])
+
+        async def execute() -> Any:
+            return await caller.execute([Call(append, ["{a}"], ["x"])])
+
+        async def wait() -> Any:
+            return await caller.await_wake("{a}wake", timeout_s=1.0)
+
+        for ask in (call, execute, wait):
+            with pytest.raises(UsageError, match="belongs to another event loop, and nothing was sent"):
+                second.run(ask())
+        assert first.run(call()) == 1
+        first.run(caller.close())
+
+
+async def _opened(url: str) -> AsyncScriptCaller:
+    return await connect(url)
+
+
+def test_reply_that_comes_slowly_is_waited_for_while_it_comes(own_server: Any, tmp_path: Path) -> None:
+    large = script(tmp_path, "large", "return string.rep('x', 1000000)", flags=" flags=no-writes")
+
+    async def test(url: str, proxy: CuttingProxy) -> None:
+        async with asyncio.timeout(PATIENCE_S), connect(f"{url}?socket_timeout=3") as caller:
+            proxy.hold(after=proxy.passed)
+            call = caller.call(large, ["{a}"])
+            while not call.done():
+                # One piece at a time, longer in all than a silent server is waited for.
+                await asyncio.sleep(0.3)
+                proxy.hold(after=proxy.passed)
+            assert len(await call) == 1_000_000
+
+    with CuttingProxy(own_server.url) as proxy:
+        asyncio.run(test(proxy.url, proxy))
