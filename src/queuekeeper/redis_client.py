@@ -21,6 +21,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterError,
     InvalidResponse,
+    MaxConnectionsError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -65,6 +66,9 @@ DEFAULTS = {
 }
 """Default options, which a URL may override."""
 
+_POOL = {"max_connections": 2**31}
+"""A thread has a connection of its own while it waits for a reply; redis-py refuses the one after its limit at once."""
+
 _OURS = frozenset({"decode_responses", "encoding", "encoding_errors", "protocol", "retry_on_timeout"})
 
 
@@ -102,7 +106,8 @@ def connect(url: str) -> RedisClient:
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
     address, secret, _ = read_url(url)
-    options: dict[str, Any] = {"decode_responses": False, "protocol": 2, "retry": Retry(NoBackoff(), 0), **DEFAULTS}
+    ours: dict[str, Any] = {"decode_responses": False, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    options = {**ours, **_POOL, **DEFAULTS}
     try:
         single = redis.Redis.from_url(url, **options)
         with redis_errors(address, secret=secret):
@@ -258,6 +263,11 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
         return ServerUnavailable(
             f"{server} does not answer within {CONNECT_TIMEOUT_S} s (connect) or {REPLY_TIMEOUT_S} s (reply), or as "
             "its URL says: check address, firewall and load, and that rediss:// names a TLS port"
+        )
+    if isinstance(error, MaxConnectionsError):
+        return ServerUnavailable(
+            f"{server} was not asked: as many threads wait for it as max_connections in the URL allows. Raise or omit "
+            "that option"
         )
     if isinstance(error, RedisConnectionError | OSError):
         if "ssl" in low or "certificate" in low or "tls" in low:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from lua_sessions import Session, command, contents, messages
-from script_callers import APPEND, script
+from script_callers import APPEND, eventually, script
 from script_replies import reply_of
 
 from queuekeeper import lua
@@ -20,6 +22,8 @@ from queuekeeper.keyspace import client_slot
 from queuekeeper.lua import Call, Script, ScriptCaller, caller, scripts
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.cluster_slots import Slot, slot_of
+from tests.conftest import ONE_SERVER_EACH, url_of_server
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
 
@@ -303,3 +307,38 @@ def test_user_without_permission_is_told_which(redis_url: str, appenders: list[S
                 ScriptCaller(reader).call(appenders[0], ["{a}"], ["x"])
         finally:
             command(client, "ACL DELUSER", "reader")
+
+
+@pytest.mark.parametrize("url", [*ONE_SERVER_EACH, "cluster"])
+def test_as_many_threads_as_there_are_wait_on_connections_of_their_own(
+    request: pytest.FixtureRequest, url: str
+) -> None:
+    many = 150
+    address = url_of_server(request, url)
+    with connect(address) as client, connect(address) as other, ThreadPoolExecutor(many) as threads:
+        other.delete("{a}wake")
+        wait = partial(ScriptCaller(client).await_wake, "{a}wake", timeout_s=PATIENCE_S)
+        waiting = [threads.submit(wait) for _ in range(many)]
+        try:
+            eventually(lambda: any(each.done() for each in waiting) or _blocked(other) == many)
+        finally:
+            other.zadd("{a}wake", {str(number): number for number in range(many)})
+        assert all(each.result() for each in waiting)
+
+
+def _blocked(client: RedisClient) -> int:
+    return sum(int(node.info("clients")["blocked_clients"]) for _, node in nodes(client))
+
+
+def test_limit_of_connections_in_the_address_is_named_when_it_is_reached(valkey_url: str) -> None:
+    limited = f"{valkey_url}?max_connections=1"
+    with connect(limited) as client, connect(valkey_url) as other, ThreadPoolExecutor(1) as threads:
+        other.delete("{a}wake")
+        waiting = threads.submit(ScriptCaller(client).await_wake, "{a}wake", timeout_s=PATIENCE_S)
+        try:
+            eventually(lambda: _blocked(other) == 1)
+            with pytest.raises(ServerUnavailable, match="max_connections in the URL"):
+                ScriptCaller(client).await_wake("{a}wake", timeout_s=1.0)
+        finally:
+            other.zadd("{a}wake", {"x": 1})
+        assert waiting.result()
