@@ -475,7 +475,8 @@ class AsyncScriptCaller(AsyncClosing):
         if request.give_up_at is None:
             request.give_up_at = now_s + self._retry_for_s
         if self._closed or now_s > request.give_up_at:
-            ours = as_ours(error, request.call.script, request.address)
+            cause = self._closing_error if self._closed else error
+            ours = as_ours(cause, request.call.script, request.address)
             self.give_up(request, ours, since_s=now_s - self._retry_for_s)
             return
         wait_s = pause_s(error, request.attempts)

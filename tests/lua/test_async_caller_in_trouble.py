@@ -152,3 +152,24 @@ def test_reply_that_comes_slowly_is_waited_for_while_it_comes(own_server: Any, t
 
     with CuttingProxy(own_server.url) as proxy:
         asyncio.run(test(proxy.url, proxy))
+
+
+def test_closing_is_the_reason_for_every_call_that_it_ends(own_server: Any, append: Script) -> None:
+    async def test() -> list[BaseException]:
+        failed: list[BaseException] = []
+        for number in range(20):
+            with own_server.client() as client:
+                client.script_flush()
+            caller = await connect(own_server.url)
+            calls = [caller.call(append, [f"{{client-{each}}}"], ["x" * 1_000]) for each in range(100)]
+            waits = [asyncio.create_task(caller.await_wake("{a}wake", timeout_s=PATIENCE_S)) for _ in range(5)]
+            for _ in range(number):
+                await asyncio.sleep(0)
+            await caller.close()
+            answers = await asyncio.gather(*calls, *waits, return_exceptions=True)
+            failed += [answer for answer in answers if isinstance(answer, BaseException)]
+        return failed
+
+    failed = asyncio.run(test())
+    assert failed
+    assert {str(error) for error in failed if "closed by us" not in str(error)} == set()
