@@ -357,21 +357,30 @@ class AsyncScriptCaller(AsyncClosing):
         self._check_loop()
         give_up_at = self._loop.time() + timeout_s
         slice_s = longest_wait_s(self._endpoint.reply_timeout_s)
+        target: str | None = None
         while (left_s := give_up_at - self._loop.time()) > 0:
-            reply = await self._wait_at_master(key, command_of(wait_s(min(slice_s, left_s))))
+            reply = await self._wait_at_master(key, command_of(wait_s(min(slice_s, left_s))), target)
+            target = target_of(reply, None)
             if isinstance(reply, MovedError):
                 self._move(reply, self.address)
+            elif target is not None:
+                continue
             elif isinstance(reply, BaseException):
                 raise from_redis(reply, self.address)
             elif reply is not None:
                 return True
         return False
 
-    async def _wait_at_master(self, key: str | bytes, command: tuple[Value, ...]) -> Any:
-        """Return the reply, or the exception in its place, of one blocking command."""
+    async def _wait_at_master(self, key: str | bytes, command: tuple[Value, ...], target: str | None) -> Any:
+        """Return the reply, or the exception in its place, of one blocking command.
+
+        :param target: server that an ASK error named, if any.
+        """
         if self._closed:
             return self._closing_error
         master = self._first if self._slots is None else self._slots[hash_slot(key)]
+        if target is not None:
+            master = self._at(target, self.address)
         if master is None:
             self.refresh()
             return ClusterDownError("no node serves the slot")
@@ -379,6 +388,8 @@ class AsyncScriptCaller(AsyncClosing):
         connection = idle.pop() if idle else Connection(master.endpoint, limits=self._limits)
         self._waiting.add(connection)
         question = Question(command)
+        if target is not None:
+            connection.send(Question(("ASKING",)))
         connection.send(question)
         try:
             reply = await question.future

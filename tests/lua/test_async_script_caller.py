@@ -396,6 +396,19 @@ def test_slot_is_followed_through_every_stage_of_its_move(
         assert caller.call(append, ["{a}here", "{a}new"], ["5"]) == 5
 
 
+def test_wake_up_is_waited_for_while_its_slot_moves(make_caller: MakeCaller, redis_cluster_url: str) -> None:
+    with make_caller(redis_cluster_url) as caller, slot_of(redis_cluster_url, "a") as slot:
+        slot.begin()
+        try:
+            assert not caller.await_wake("{a}wake", timeout_s=0.1)
+            with connect_blocking(redis_cluster_url) as client:
+                client.zadd("{a}wake", {"x": 1})
+            assert caller.await_wake("{a}wake", timeout_s=PATIENCE_S), "it is at the target already"
+        finally:
+            slot.finish()
+        slot.move()
+
+
 def test_call_waits_while_its_keys_are_on_two_nodes(
     make_caller: MakeCaller, redis_cluster_url: str, append: Script
 ) -> None:
