@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from queuekeeper.airflow.defaults import Pool, connections
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
 from queuekeeper.cli import app
+from queuekeeper.errors import RefusedError
 from queuekeeper.jobs import pace
 from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.jobs.engine import Engine
@@ -282,6 +284,69 @@ def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: A
             report.execute(run)
         runs.set_paused(run_id, False)
         assert report.look_again(run)["clean"]
+
+
+def test_run_whose_share_failed_is_running_only_while_another_share_works(
+    client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        schema_migrations.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
+        plan = engine.plan(RenamingParameters(shares=3))
+        run_id = engine.save(runs, plan).maintenance_run_id
+        runs.approve(run_id, "ada")
+        first, second, third = plan.share_names()
+        apply, seen = Renaming.apply, list[RunState]()
+
+        def fails(job: Renaming, step: Any) -> KeyCounts:
+            raise RefusedError("no room")
+
+        def watched(job: Renaming, step: Any) -> KeyCounts:
+            seen.append(runs.load(run_id).state)
+            return apply(job, step)
+
+        monkeypatch.setattr(Renaming, "apply", fails)
+        with pytest.raises(RefusedError):
+            engine.apply(runs, run_id, first)
+        assert runs.load(run_id).state is RunState.FAILED
+
+        monkeypatch.setattr(Renaming, "apply", watched)
+        engine.apply(runs, run_id, second)
+        assert (set(seen), runs.load(run_id).state) == ({RunState.RUNNING}, RunState.FAILED)
+        engine.apply(runs, run_id, first)
+        assert runs.load(run_id).state is RunState.RUNNING  # the third has not begun
+        engine.apply(runs, run_id, third)
+        assert runs.load(run_id).state is RunState.DONE
+
+
+def test_run_whose_share_failed_is_running_as_long_as_another_share_works(
+    client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        schema_migrations.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
+        plan = engine.plan(RenamingParameters(shares=2))
+        run_id = engine.save(runs, plan).maintenance_run_id
+        runs.approve(run_id, "ada")
+        first, second = plan.share_names()
+        apply = Renaming.apply
+
+        def fails(job: Renaming, step: Any) -> KeyCounts:
+            raise RefusedError("no room")
+
+        def meanwhile(job: Renaming, step: Any) -> KeyCounts:
+            monkeypatch.setattr(Renaming, "apply", fails)
+            with postgres.connect(postgres_url, autocommit=True) as other, pytest.raises(RefusedError):
+                engine.apply(MaintenanceRuns(other), run_id, first)
+            assert runs.load(run_id).state is RunState.RUNNING
+            return apply(job, step)
+
+        monkeypatch.setattr(Renaming, "apply", meanwhile)
+        with suppress(RefusedError):
+            engine.apply(runs, run_id, second)
+        assert runs.load(run_id).state is RunState.FAILED
 
 
 def test_steps_are_halved_while_the_server_is_slow(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

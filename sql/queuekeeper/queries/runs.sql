@@ -118,6 +118,37 @@ SET
 WHERE maintenance_run_id = %(maintenance_run_id)s
 RETURNING maintenance_run_id;
 
+-- name: lock_run
+-- Lock a run until the end of the transaction, so that one share at a time tells its state.
+-- params: maintenance_run_id
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey
+SELECT maintenance_run_id
+FROM queuekeeper.maintenance_runs
+WHERE maintenance_run_id = %(maintenance_run_id)s
+FOR UPDATE;
+
+-- name: set_share_state
+-- Record that a share of a run is at work, or how its work has ended.
+-- params: maintenance_run_id, shard, state
+-- rows: none
+-- index: maintenance_progress_pkey
+INSERT INTO queuekeeper.maintenance_progress (maintenance_run_id, shard, cursor, state)
+VALUES (%(maintenance_run_id)s, %(shard)s, '', %(state)s)
+ON CONFLICT (maintenance_run_id, shard) DO UPDATE
+    SET state = excluded.state;
+
+-- name: share_states
+-- Read the state of each share of a run that has begun.
+-- params: maintenance_run_id
+-- rows: (shard, state)
+-- index: maintenance_progress_pkey
+SELECT
+    shard,
+    CASE WHEN done THEN 'done' ELSE state END AS state
+FROM queuekeeper.maintenance_progress
+WHERE maintenance_run_id = %(maintenance_run_id)s;
+
 -- name: save_run_report
 -- Store the report of a run.
 -- params: maintenance_run_id, report

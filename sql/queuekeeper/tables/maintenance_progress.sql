@@ -11,7 +11,9 @@ CREATE TABLE queuekeeper.maintenance_progress (
     counts jsonb NOT NULL DEFAULT '{}', -- the same in detail, by the names of the plan
     done boolean NOT NULL DEFAULT FALSE,
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    state text NOT NULL DEFAULT 'running', -- at work, or how its last work ended; of no meaning once it is done
     CONSTRAINT maintenance_progress_pkey PRIMARY KEY (maintenance_run_id, shard),
+    CONSTRAINT maintenance_progress_state_check CHECK (state IN ('running', 'stopped', 'failed')),
     CONSTRAINT maintenance_progress_maintenance_run_id_fkey FOREIGN KEY (maintenance_run_id)
     REFERENCES queuekeeper.maintenance_runs (maintenance_run_id) ON DELETE CASCADE
 );

@@ -140,25 +140,29 @@ class Engine:
             raise RefusedError(f"nobody has approved run {run_id}: nothing was written; {asks}")
         self.job.check(self.client, plan.parameters, writing=True)
         runs.check_current(run_id, now_ms=self._now_ms())
+
+        def tell(state: RunState) -> None:
+            runs.set_share_state(run_id, share, state, shares=plan.share_names())
+
         started = time.monotonic()
         with runs.shard_lock(run_id, share):
             before = runs.shard_progress(run_id, share)
             counts = self.job.Counts(**before.counts)
             stopped = ""
             if not before.done:
-                runs.set_state(run_id, RunState.RUNNING)
+                tell(RunState.RUNNING)
                 try:
                     self._work(runs, run_id, plan, share, before, counts)
                 except TimeIsUp as up:
                     stopped = str(up)
-                    runs.set_state(run_id, RunState.STOPPED)
+                    tell(RunState.STOPPED)
                 except RunPaused:
                     raise
                 except Exception:
-                    runs.set_state(run_id, RunState.FAILED)
+                    tell(RunState.FAILED)
                     raise
-        if not _open_shares(runs, run_id, plan):
-            runs.set_state(run_id, RunState.DONE)
+            if not stopped:
+                tell(RunState.DONE)
         return ShareReport(
             maintenance_run_id=run_id,
             share=share,
@@ -175,7 +179,7 @@ class Engine:
         rest = self._rest(runs, run_id)
         rest()
         max_jitter_s = float(getattr(plan.parameters, "max_jitter_s", 0))
-        if max_jitter_s and not before.updated_at:
+        if max_jitter_s and not before.cursor:
             time.sleep(self.uniform(0.0, max_jitter_s))
         wait = run_pace(
             runs,
@@ -197,7 +201,7 @@ class Engine:
                     **work.undo_header(),
                 }
                 work.world.writer.undo = stack.enter_context(UndoFile(self._undo_path(run_id, share), header))
-            cursor = before.cursor if before.updated_at else ""
+            cursor = before.cursor
             total = None if self.job.keeps_steps else plan.share(share).counts.scanned
             tell = self._narrator(f"{share}:", to_do=self.job.words.done, total=total)
             tell(counts)

@@ -47,6 +47,22 @@ class RunState(StrEnum):
 
 _BEGUN = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 
+
+def run_state(states: Collection[RunState], *, open_shares: int) -> RunState:
+    """Return the state of a run from those of the shares that have begun.
+
+    A run works while one of its shares does; then the worst that happened to a share counts, until that share is done.
+
+    :param open_shares: shares of its plan that are not done.
+    """
+    if not open_shares:
+        return RunState.DONE
+    for state in (RunState.RUNNING, RunState.FAILED, RunState.STOPPED):
+        if state in states:
+            return state
+    return RunState.RUNNING  # some shares are done, and the others have not begun
+
+
 Order = Literal["pause", "resume", "throttle", "undo"]
 """What a person can tell a run."""
 
@@ -214,14 +230,14 @@ class ShardProgress:
     """How far a run has come in one shard.
 
     :param shard: name of a share of the work; of a cleanup, ``host:port``.
-    :param cursor: where to continue, in the kind's own form.
+    :param cursor: where to continue, in the kind's own form; empty before its first step.
     :param scanned: keys or queues looked at.
     :param counts: what was removed and repaired, in detail.
     :param updated_at: set by the database; none for progress that was not written yet.
     """
 
     shard: str
-    cursor: str = "0"
+    cursor: str = ""
     scanned: int = 0
     removed: int = 0
     repaired: int = 0
@@ -499,6 +515,25 @@ class MaintenanceRuns(Runs):
         :raises UsageError: when there is no such run.
         """
         self._known(run_id, self._row("set_run_state", {"maintenance_run_id": run_id, "state": str(state)}))
+
+    def set_share_state(self, run_id: str, share: str, state: RunState, *, shares: Collection[str]) -> None:
+        """Record that a share is at work or how its work has ended, and move the run to the state that follows.
+
+        :param state: ``running``, ``stopped`` or ``failed``; ``done`` for a share whose progress is stored as done.
+        :param shares: all shares of the plan.
+        :raises UsageError: when there is no such run.
+        """
+        with self.connection.transaction():
+            self._known(run_id, self._row("lock_run", {"maintenance_run_id": run_id}))
+            if state is not RunState.DONE:
+                said = {"maintenance_run_id": run_id, "shard": share, "state": str(state)}
+                self._row("set_share_state", said)
+            found = self._rows("share_states", {"maintenance_run_id": run_id})
+            self._follow(run_id, {name: RunState(each) for name, each in found}, shares)
+
+    def _follow(self, run_id: str, states: Mapping[str, RunState], shares: Collection[str]) -> None:
+        open_shares = sum(states.get(share) is not RunState.DONE for share in shares)
+        self.set_state(run_id, run_state(set(states.values()), open_shares=open_shares))
 
     def save_report(
         self,

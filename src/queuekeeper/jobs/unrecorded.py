@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ class UnrecordedRuns(MaintenanceRuns):
     def __init__(self) -> None:
         self._run: MaintenanceRun | None = None
         self._progress: dict[str, ShardProgress] = {}
+        self._states: dict[str, RunState] = {}
         self._bucket = OwnBucket()
 
     def _begin(self, **values: Any) -> None:
@@ -57,6 +58,11 @@ class UnrecordedRuns(MaintenanceRuns):
     def set_state(self, run_id: str, state: RunState) -> None:
         """Move the run to another state."""
         self._run = replace(self.load(run_id), state=state)
+
+    def set_share_state(self, run_id: str, share: str, state: RunState, *, shares: Collection[str]) -> None:
+        """Keep the state of a share, and move the run to the state that follows."""
+        self._states[share] = state
+        self._follow(run_id, self._states, shares)
 
     def save_report(self, run_id: str, report: Mapping[str, Any], **_: Any) -> None:
         """Keep the report of the run."""
