@@ -11,6 +11,8 @@ from queuekeeper import redis_client
 from queuekeeper.airflow.operators import _retired
 from queuekeeper.airflow.operators._store_calls import CALLS
 from queuekeeper.airflow.operators.store_call import StoreCallOperator
+from queuekeeper.compacted.model import Append
+from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
@@ -98,6 +100,32 @@ def test_dead_letters_are_named_by_a_template_and_no_other_is_touched(
         task.render_template_fields({"params": {"ids": wanted}})
         assert returned(task, secret="secret")[counted] == len(wanted)
     assert dead(client) == [each for each in (first, second, third) if each not in wanted]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("fanout.pause", {"consumer": "{{ params.nothing }}"}),
+        ("fanout.resume", {"consumer": "{{ params.nothing }}"}),
+        ("fanout.publish", {"path": "none", "to": "{{ params.nothing }}"}),
+        ("compacted.drop", {"incarnation": "{{ params.nothing }}"}),
+        ("compacted.append", {"path": "none", "producer": "{{ params.nothing }}", "number": 1}),
+        ("compacted.append", {"path": "none", "producer": "one", "number": "{{ params.nothing }}"}),
+    ],
+)
+def test_template_that_is_rendered_as_nothing_is_refused_and_widens_no_call(
+    client: redis_client.RedisClient, call: str, arguments: dict[str, Any]
+) -> None:
+    FanoutQueues(client).register("orders", consumer="billing")
+    CompactedQueues(client).append("meter-7", [Append(key=b"1", value=b"on")])
+    of = {"queue": "orders"} if call.startswith("fanout") else {"client_id": "meter-7"}
+    task = StoreCallOperator(task_id="task", call=call, arguments=of | arguments)
+    task.render_template_fields({"params": {"nothing": ""}})
+
+    with pytest.raises(UsageError, match=r"^\w+ is '': leave it out for none, since an empty text may be a mistake$"):
+        task.execute({})
+    assert not FanoutQueues(client).inspect("orders").paused
+    assert CompactedQueues(client).inspect("meter-7").exists
 
 
 @pytest.mark.parametrize("said", ["{{ params.ids | join(',') }}", []])

@@ -26,7 +26,7 @@ from queuekeeper.fanout import jsonl as fanout_lines
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.fanout.reports import ConsumerView
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_DIGITS, Declaration, Described, Kind, described, shown, unknown
+from queuekeeper.jobs.parameters import MAX_DIGITS, Declaration, Described, Kind, described, refusal, shown, unknown
 from queuekeeper.jsonl import open_file
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
@@ -107,10 +107,15 @@ class StoreCall:
 def _read(argument: Described, value: Any) -> Any:
     """Return the value of a text; a number for an argument of type text becomes a text.
 
-    :raises UsageError: when it is of another type, or missing: a task that was skipped has returned nothing.
+    :raises UsageError: when it is of another type, or missing: a task that was skipped has returned nothing; and when
+        a template was rendered as nothing where a value may be left out.
     """
     if value is None and not argument.optional:
         raise argument.refuse(value)
+    if value == "" and argument.optional and argument.kind is not Kind.LIST:
+        # Without a value a call may reach further: a pause without a consumer stops all of them.
+        words = "leave it out for none, since an empty text may be a mistake"
+        raise UsageError(refusal(argument.name, value, kind=argument.kind, rule=words))
     if argument.kind is Kind.LIST and value is not None and not isinstance(value, str | list | tuple):
         raise argument.refuse(value)
     if argument.kind is Kind.TEXT and type(value) is int:
