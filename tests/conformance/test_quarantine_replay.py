@@ -559,9 +559,10 @@ def test_replay_that_is_killed_before_it_notes_stores_nothing_twice(
                 aside.plan(count=1)
                 aside.to_redis()
 
-        again = put_back(aside, router)
+        would, again = put_back(aside, router, dry_run=True), put_back(aside, router)
 
         assert (again.unchanged, again.replayed) == (1, 1)
+        assert replace(would, dry_run=False) == again
         assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5", b"aside 6"]
         ids = [(row.assigned_serial_number, row.assigned_packet_id) for row in rows(aside, "replayed")]
         # Who has moved a session knows only that the message was saved.

@@ -29,7 +29,7 @@ from queuekeeper.sessions.parts import (
     parts_of,
 )
 from queuekeeper.sessions.reports import ExportPage, ImportReport, PendingMessage, PendingPage, Refusal, SaveReport
-from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Reply, Steps, ask, part_of, together
+from queuekeeper.sessions.steps import HMGET, SESSIONS_PER_STEP, Reply, Steps, ask, checked, part_of, together
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, FetchOperations, PageWish, SessionOperations
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 
@@ -284,6 +284,13 @@ class LayoutOperations(FetchOperations, Generic[S, K]):
     @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         return (yield from self._state_of(client_id)).given_packet_id
+
+    @keeps(SessionOperations.has_saved)
+    def has_saved(self, client_id: str, *, source: str) -> Operation[bool]:
+        keys: Any = self._keys(client_id)
+        yield from self._state_of(client_id)  # which tells a router first whose the session is
+        ((noted,),) = map(checked, (yield [lua.Call(HMGET, [keys.session], [f"source:{source}"])]))
+        return noted is not None
 
     # Saves.
 

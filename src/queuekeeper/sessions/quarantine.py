@@ -422,7 +422,8 @@ def _save(stores: Stores, row: Any, *, source: str, dry_run: bool) -> PutBack:
             return PutBack(outcome=Outcome.REFUSED, words=words)
         message = NewMessage(**content_of(row))
         if dry_run:
-            return PutBack(outcome=Outcome.REPLAYED)
+            known = store.has_saved(row.client_id, source=source)
+            return PutBack(outcome=Outcome.UNCHANGED if known else Outcome.REPLAYED)
         save = SessionSave(client_id=row.client_id, messages=(message,), source=source, offset=0)
         (report,) = store.save_messages([save])
     except QueuekeeperError as error:

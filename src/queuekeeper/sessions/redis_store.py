@@ -48,6 +48,7 @@ class _Methods:
     mark_released = _both(_Ops.mark_released)
     get_last_packet_id = _both(_Ops.get_last_packet_id)
     set_last_packet_id = _both(_Ops.set_last_packet_id)
+    has_saved = _both(_Ops.has_saved)
     reserve_packet_ids = _both(_Ops.reserve_packet_ids)
     inspect = _both(_Ops.inspect)
     peek = _both(_Ops.peek)

@@ -12,6 +12,8 @@ from queuekeeper.operation import Operation
 
 SESSIONS_PER_STEP = 1_000
 
+HMGET = lua.reading("HMGET")
+
 T = TypeVar("T")
 
 Step: TypeAlias = list[lua.Call]

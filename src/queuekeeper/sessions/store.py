@@ -117,6 +117,9 @@ class SessionOperations(FetchOperations, Protocol):
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         """Return the packet id given out last; none before the first."""
 
+    def has_saved(self, client_id: str, *, source: str) -> Operation[bool]:
+        """Return whether a source has saved a batch in a session, which a repetition of it would not store again."""
+
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
         """Set the packet id given out last, if it still is ``expected``.
 

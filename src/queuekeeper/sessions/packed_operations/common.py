@@ -14,7 +14,7 @@ from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_serials import SerialPages, is_sparse
 from queuekeeper.sessions.packed_state import PackedState, state_of
 from queuekeeper.sessions.reports import PendingMessage
-from queuekeeper.sessions.steps import Steps, ask, checked
+from queuekeeper.sessions.steps import HMGET, Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
 
 SERIALS_PER_READ = 512
@@ -24,8 +24,6 @@ _SERIALS_PER_COMMAND = 128
 
 SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
-
-HMGET = lua.reading("HMGET")
 
 _NO_STATE = PackedState(*(0 for _ in PackedState._fields))._replace(last=-1, delivered=-1)
 

@@ -9,13 +9,13 @@ from queuekeeper import lua
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
 from queuekeeper.sessions.online import SOURCE, CopyState, OnlineOperations, OwnFields, SyncPart, batches_of
-from queuekeeper.sessions.packed_operations.common import HMGET, CommonOperations, Keys, State
+from queuekeeper.sessions.packed_operations.common import CommonOperations, Keys, State
 from queuekeeper.sessions.packed_operations.room import free_after
 from queuekeeper.sessions.packed_record import expires_at_ms, message_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import SessionSnapshot, SourceBatch
-from queuekeeper.sessions.steps import Reply, Steps, checked
+from queuekeeper.sessions.steps import HMGET, Reply, Steps, checked
 from queuekeeper.sessions.wire import UnreadableError
 
 _SIZE = struct.Struct(">I")

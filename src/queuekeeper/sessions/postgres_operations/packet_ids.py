@@ -29,6 +29,13 @@ class PacketIdOperations(RoomOperations):
         )
         return int(packet_id) if packet_id is not None else None
 
+    @keeps(SessionOperations.has_saved)
+    def has_saved(self, client_id: str, *, source: str) -> Operation[bool]:
+        check_vendor_id(client_id)
+        query = Query(name="has_saved", parameters={"client_id": client_id, "source": source})
+        (((known,),),) = yield Step(begin=True, end=True, queries=(query,))
+        return bool(known)
+
     @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
         check_vendor_id(client_id)

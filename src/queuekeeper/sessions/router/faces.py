@@ -47,6 +47,7 @@ class _Methods:
     fetch_pending, mark_delivered = Both(_Ops.fetch_pending), Both(_Ops.mark_delivered)
     ack, mark_released, purge_session = Both(_Ops.ack), Both(_Ops.mark_released), Both(_Ops.purge_session)
     get_last_packet_id, set_last_packet_id = Both(_Ops.get_last_packet_id), Both(_Ops.set_last_packet_id)
+    has_saved = Both(_Ops.has_saved)
     reserve_packet_ids = Both(_Ops.reserve_packet_ids)
     inspect, peek = Both(_Ops.inspect), Both(_Ops.peek)
     export_session, import_session = Both(_Ops.export_session), Both(_Ops.import_session)

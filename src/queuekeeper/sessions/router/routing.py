@@ -280,6 +280,13 @@ class RouterOperations(FindingOperations, FetchOperations):
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         return (yield from self._at_owner(client_id, lambda store: store.get_last_packet_id(client_id), ask_first=True))
 
+    @keeps(SessionOperations.has_saved)
+    def has_saved(self, client_id: str, *, source: str) -> Operation[bool]:
+        def call(store: SessionOperations) -> Operation[bool]:
+            return store.has_saved(client_id, source=source)
+
+        return (yield from self._at_owner(client_id, call, ask_first=True))
+
     @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
         return (
