@@ -29,6 +29,7 @@ from queuekeeper.errors import (
     StaleDriver,
     UsageError,
 )
+from queuekeeper.jobs.progress import watched
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
 from queuekeeper.migration.offline.quarantine import replay
@@ -814,6 +815,31 @@ def test_later_plan_moves_what_a_commit_has_left_though_the_others_have_gone_on(
         assert later.verify().outcomes == {"equal": 1}
         assert until_none_is_late(later.roll_back).left == {}
         assert payloads(router, "{}") == [b"1", b"2", b"3", b"4"]
+
+
+@in_one_layout_by_day
+def test_roll_back_of_a_later_plan_leaves_what_an_earlier_one_has_committed(
+    world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_behind(world)
+    later = world.to_redis()
+    totals: set[int | None] = set()
+
+    assert later.mirror(dry_run=True).clients == 1
+    assert later.committed_before() == len(STRANGE) - 1
+    monkeypatch.setattr("queuekeeper.jobs.progress.SHOWN_S", 0)
+    with watched(lambda _, total, __: totals.add(total)):
+        later.verify()
+    assert totals == {1}
+    assert until_none_is_late(later.roll_back).left == {}
+
+    assert {client_id: world.owner(client_id).owner for client_id in STRANGE} == {
+        client_id: world.target if client_id != C else "postgres" for client_id in STRANGE
+    }
+    later.disarm()
+    with world.router() as router:
+        for client_id in STRANGE:
+            assert payloads(router, client_id) == [b"1", b"2", b"3"]
 
 
 def test_way_back_that_comes_too_late_gives_a_client_no_mirror_that_it_had_not(world: OnlineWorld) -> None:

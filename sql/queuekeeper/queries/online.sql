@@ -149,14 +149,16 @@ LIMIT %(limit)s;
 -- name: online_owner_counts
 -- Count the clients of each armed cohort by owner.
 -- params: plan_id
--- rows: (cohort, clients of PostgreSQL, of Redis in the layout of TBMQ, packed clients, clients on their way)
+-- rows: (cohort, postgres, redis, packed, fenced, mirrored); redis: clients of the layout of TBMQ; fenced: clients on
+-- their way; mirrored: clients whose changes also go to the source
 -- index: online_cohorts_pkey, session_owners_slot_idx
 SELECT
     online.cohort,
-    count(*) FILTER (WHERE owners.owner = 'postgres') AS on_postgres,
-    count(*) FILTER (WHERE owners.owner = 'redis') AS on_redis,
+    count(*) FILTER (WHERE owners.owner = 'postgres') AS postgres,
+    count(*) FILTER (WHERE owners.owner = 'redis') AS redis,
     count(*) FILTER (WHERE owners.owner = 'packed') AS packed,
-    count(*) FILTER (WHERE owners.state = 'fenced' AND owners.fenced_until > clock_timestamp()) AS fenced
+    count(*) FILTER (WHERE owners.state = 'fenced' AND owners.fenced_until > clock_timestamp()) AS fenced,
+    count(*) FILTER (WHERE owners.mirrored) AS mirrored
 FROM queuekeeper.online_cohorts AS online
 LEFT JOIN queuekeeper.session_owners AS owners ON owners.slot BETWEEN online.slot_first AND online.slot_last
 WHERE online.plan_id = %(plan_id)s

@@ -18,7 +18,7 @@ from queuekeeper.cli.run_control import PlanId
 from queuekeeper.facts import plain
 from queuekeeper.migration.ledger.parameters import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.online.reports import StepReport
+from queuekeeper.migration.online.reports import StepReport, staying
 from queuekeeper.migration.online.states import BEGINS, MIRRORED, ends
 from queuekeeper.service.signals import stopped_by_signals
 from queuekeeper.sessions.model import OWNER_WORDS
@@ -164,8 +164,9 @@ def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
         return _would(call, plan_id, parameters, "roll back", "would go back to the source")
-    call.agree(plan_id, "Clients will be the source's again.", kind="online_roll_back")
     driver = call.driver(plan_id, parameters)
+    stay = staying(driver.committed_before(chosen))
+    call.agree(plan_id, f"Clients will be the source's again.{stay}", kind="online_roll_back")
     return _done(
         driver.roll_back(chosen, max_lag_s=parameters.max_lag_s, mirror_wait_minutes=parameters.mirror_wait_minutes)
     )
@@ -291,7 +292,8 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
         found = found or chosen
     counts = {each.cohort: each for each in online.owner_counts(plan_id)}
     owner = chosen_plan.source_owner if verb == "cut over" else chosen_plan.target_owner
-    clients = sum(counts[each.cohort].of(owner) for each in found)
+    here = [counts[each.cohort] for each in found]
+    clients = sum(each.mirrored if verb == "roll back" else each.of(owner) for each in here)
     would: dict[str, Any] = {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True}
     if verb == "commit":
         aside = call.driver(plan_id, wish).without_place(cohorts)
@@ -300,7 +302,9 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
             f", {number_of(would['set_aside'], 'message')} of {number_of(len(aside), 'client')} that no cluster can "
             "hold would be put aside"
         )
-    return Shown(
-        would,
-        lambda: [f"{number_of(clients, 'client')} of {number_of(len(found), 'cohort')} {words}; nothing was changed."],
-    )
+    stay = ""
+    if verb == "roll back":
+        would["committed"] = sum(each.of(owner) - each.mirrored for each in here)
+        stay = staying(would["committed"])
+    told = f"{number_of(clients, 'client')} of {number_of(len(found), 'cohort')} {words}; nothing was changed.{stay}"
+    return Shown(would, lambda: [told])

@@ -21,7 +21,7 @@ from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.migration.ledger.parameters import Lease, Mode, OnlineWish, RollbackWish, steps_of
 from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.driver import OnlineDriver
-from queuekeeper.migration.online.reports import StepReport
+from queuekeeper.migration.online.reports import StepReport, staying
 from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
@@ -264,14 +264,16 @@ class LookAtCohortsOperator(OnlineOperator):
         """Return the number of clients, the question to a person, and the facts as Markdown."""
         found = driver.on_redis(self.chosen())
         lag = driver.mirror(found, dry_run=True)
+        committed = driver.committed_before(found)
+        stay = staying(committed)
         markdown = (
             f"Plan {self.plan_id}: Redis has {number_of(lag.clients, 'client')} of {number_of(len(found), 'cohort')}. "
             f"The mirror is {lag.lag_s:,.1f} s behind for {lag.behind:,} of them. A fence lasts at most "
-            f"{driver.lease_ms:,} ms."
+            f"{driver.lease_ms:,} ms.{stay}"
         )
         self.log.info("%s", markdown)
-        question = f"Give {number_of(lag.clients, 'client')} back to PostgreSQL?"
-        looked = {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s}
+        question = f"Give {number_of(lag.clients, 'client')} back to PostgreSQL?{stay}"
+        looked = {"clients": lag.clients, "committed": committed, "cohorts": len(found), "lag_s": lag.lag_s}
         return {**looked, "question": question, "markdown": markdown}
 
 

@@ -56,6 +56,7 @@ class OwnerCounts:
     :param redis: in TBMQ's layout.
     :param packed: in the packed layout.
     :param fenced: clients of any store that change over at this moment.
+    :param mirrored: clients of the target that this migration can give back; an earlier one has committed the others.
     """
 
     cohort: int
@@ -63,6 +64,7 @@ class OwnerCounts:
     redis: int
     packed: int
     fenced: int
+    mirrored: int
 
     def of(self, owner: Owner) -> int:
         """Return how many clients a store owns."""
@@ -297,10 +299,7 @@ class OnlineCohorts:
 
     def owner_counts(self, plan_id: str) -> list[OwnerCounts]:
         """Return how many clients of each armed cohort each store owns."""
-        return [
-            OwnerCounts(cohort=cohort, postgres=postgres, redis=redis, packed=packed, fenced=fenced)
-            for cohort, postgres, redis, packed, fenced in self._rows("online_owner_counts", {"plan_id": plan_id})
-        ]
+        return self._records(OwnerCounts, "online_owner_counts", {"plan_id": plan_id})
 
     # --- control -----------------------------------------------------------------------------------------------
 

@@ -113,12 +113,11 @@ class Crew:
     ) -> None:
         numbers = [each.cohort for each in cohorts]
         chosen = self.plan.parameters
-        owners = (chosen.source_owner, chosen.target_owner) if owner is None else (owner,)
         total = sum(
-            each.of(name)
+            (0 if owner == chosen.target_owner else each.of(chosen.source_owner))
+            + (0 if owner == chosen.source_owner else each.mirrored)
             for each in online.owner_counts(self.plan.plan_id)
             if each.cohort in set(numbers)
-            for name in owners
         )
         checked_s = time.monotonic()
         narrator = Narrator(self.tell, step, total=total, unit="clients")
@@ -193,17 +192,18 @@ class Crew:
         self.tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
 
     def _clients(self, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: Owner | None) -> Iterator[str]:
-        """Yield the clients of cohorts that belong to a store, or to source and target."""
+        """Yield the clients of cohorts that belong to a store, or to source and target.
+
+        Of the target's, only mirrored ones: those that an earlier migration has committed are up to date in the target
+        alone, and stay there, as somebody has decided.
+        """
         chosen = self.plan.parameters
         for each in cohorts:
             if owner == "postgres":
                 yield from online.quiet_clients(each)
-            elif owner is not None:
-                yield from all_clients(online, each, owner)
-            else:
+            elif owner != chosen.target_owner:
                 yield from all_clients(online, each, chosen.source_owner)
-                # Only mirrored clients are compared: clients that an earlier migration has committed are up to date
-                # in the target alone.
+            if owner != chosen.source_owner:
                 yield from all_clients(online, each, chosen.target_owner, mirrored=True)
 
     def mirror(self, client_ids: Sequence[str], tally: Tally) -> None:

@@ -394,6 +394,8 @@ class OnlineDriver:
     ) -> StepReport:
         """Give the clients of cohorts back to the source, with everything that the target holds of them.
 
+        Clients that an earlier migration has committed stay the target's.
+
         :param max_lag_s: seconds that the mirror may be behind when the way back begins.
         :param mirror_wait_minutes: how long to bring a mirror that is further behind up to date before giving up.
         :raises RefusedError: when a cohort is committed, or the mirror is still further behind after that.
@@ -450,6 +452,13 @@ class OnlineDriver:
             return [
                 each.cohort for each in online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
             ]
+
+    def committed_before(self, cohorts: Sequence[int] | None = None) -> int:
+        """Return how many of the target's clients an earlier migration has committed: a roll-back leaves them."""
+        with self._opened() as (_, _, online, plan):
+            wanted = {each.cohort for each in online.load(self._plan_id, cohorts)}
+            counts = [each for each in online.owner_counts(self._plan_id) if each.cohort in wanted]
+            return sum(each.of(plan.parameters.target_owner) - each.mirrored for each in counts)
 
     def disarm(self, cohorts: Sequence[int] | None = None) -> None:
         """End the check of owners; the source owns all clients.
@@ -523,7 +532,7 @@ class OnlineDriver:
             # PostgreSQL takes changes of a copy only from the cohort's driver, so the mirror uses the driver's number.
             waiting: dict[int, list[str]] = {}
             for each in found:
-                for page in pages(online, each, plan.parameters.target_owner):
+                for page in pages(online, each, plan.parameters.target_owner, mirrored=True):
                     clients += len(page)
                     for client_id, outbox in store.read_outboxes(page).items():
                         behind += 1

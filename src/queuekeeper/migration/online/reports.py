@@ -326,3 +326,13 @@ def joined(first: StepReport, second: StepReport) -> StepReport:
         seconds=first.seconds + second.seconds,
         examples=tuple(dict.fromkeys(first.examples + second.examples))[:_EXAMPLES],
     )
+
+
+def staying(committed: int) -> str:
+    """Return that a roll-back leaves clients, as a sentence behind another; empty where there are none.
+
+    :param committed: the target's clients that an earlier migration has committed.
+    """
+    if not committed:
+        return ""
+    return f" {number_of(committed, 'client')} that an earlier migration has committed would stay the target's."
