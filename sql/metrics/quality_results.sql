@@ -1,16 +1,35 @@
--- Read the results of the last finished quality run of each suite, check by check.
+-- Read the results of the last finished quality run of each suite that has read all queues, check by check, and the
+-- instant of its last finished run, which may have read a part. Events and partitions are read as a whole in any run.
 -- params: none
--- rows: (suite, check_id, severity, status, unexpected_queues, finished_s); finished_s in seconds since 1970
+-- rows: (suite, check_id, severity, status, unexpected_queues, finished_s); of check_id to unexpected_queues null for a
+-- suite without such a result; finished_s in seconds since 1970
 -- index: quality_results_pkey
-WITH latest AS (
-    SELECT DISTINCT ON (suites.suite)
+WITH runs AS (
+    SELECT
         suites.suite,
         runs.quality_run_id,
-        runs.finished_at
+        runs.finished_at,
+        runs.mode = 'full' OR suites.suite IN ('events', 'partitions') AS is_whole
     FROM queuekeeper.quality_runs AS runs
     CROSS JOIN LATERAL unnest(runs.suites) AS suites (suite)
     WHERE runs.finished_at IS NOT NULL
-    ORDER BY suites.suite ASC, runs.finished_at DESC
+),
+
+latest AS (
+    SELECT
+        runs.suite,
+        max(runs.finished_at) AS finished_at
+    FROM runs
+    GROUP BY runs.suite
+),
+
+whole AS (
+    SELECT DISTINCT ON (runs.suite)
+        runs.suite,
+        runs.quality_run_id
+    FROM runs
+    WHERE runs.is_whole
+    ORDER BY runs.suite ASC, runs.finished_at DESC
 )
 
 SELECT
@@ -21,7 +40,8 @@ SELECT
     cast(sum(results.unexpected_count) AS bigint) AS unexpected_queues,
     cast(extract(EPOCH FROM max(latest.finished_at)) AS double precision) AS finished_s
 FROM latest
-INNER JOIN queuekeeper.quality_results AS results
-    ON latest.quality_run_id = results.quality_run_id AND latest.suite = results.suite
+LEFT JOIN whole ON latest.suite = whole.suite
+LEFT JOIN queuekeeper.quality_results AS results
+    ON whole.quality_run_id = results.quality_run_id AND whole.suite = results.suite
 GROUP BY latest.suite, results.check_id, results.severity, results.status
 ORDER BY latest.suite, results.check_id, results.severity, results.status

@@ -122,7 +122,7 @@ METRICS: Mapping[str, Metric] = dict(
         _metric("maintenance_changed_seconds", "Instant at which a run last came to this state.", "kind", "state"),
         _metric(
             "quality_unexpected_queues",
-            "Queues that break a check, at the suite's last judgement.",
+            "Queues that break a check, at the suite's last full judgement.",
             "suite",
             "check",
             "severity",
@@ -283,7 +283,8 @@ def _migration(row: Row) -> Iterator[Sample]:
 
 def _quality(row: Row) -> Iterator[Sample]:
     suite, check, severity, status, queues, finished_s = row
-    yield "quality_unexpected_queues", (suite, check, severity, status), queues
+    if check is not None:
+        yield "quality_unexpected_queues", (suite, check, severity, status), queues
     yield "quality_finished_seconds", (suite,), finished_s
 
 

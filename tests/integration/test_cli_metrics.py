@@ -17,6 +17,7 @@ from queuekeeper.events.schema import install
 from queuekeeper.maintenance.partitions.broker import TABLES
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.jobs.findings import Finding, Severity, Status
 from queuekeeper.metrics import METRICS, NAMESPACE
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import connect
@@ -126,10 +127,17 @@ def test_figures_of_queues_are_those_of_readings_of_all_queues(postgres_url: str
         for number, mode in enumerate(("full", "fast")):
             began = NOW + number * minute
             store.begin(
-                quality_run_id=mode, mode=mode, suites=["compacted", "fanout"], profile_ids=[], numbers={},
+                quality_run_id=mode, mode=mode, suites=["compacted", "fanout", "events"], profile_ids=[], numbers={},
                 started_at=began,
             )  # fmt: skip
-            store.finish(quality_run_id=mode, verdict=Verdict.PASSED, results=[], numbers={})
+            results = [
+                Finding(
+                    suite=suite, check_id="late", description="late", severity=Severity.WARNING, status=Status.FAILED,
+                    unexpected_count=64 if mode == "full" else 1,
+                )
+                for suite in ("fanout", "events")
+            ]  # fmt: skip
+            store.finish(quality_run_id=mode, verdict=Verdict.PASSED, results=results, numbers={})
             connection.execute(
                 "INSERT INTO queuekeeper.fanout_profiles SELECT %(mode)s, 'queue ' || n, '', 'hash', 5, 0, 0, 0, 0, 0, "
                 "0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM generate_series(1, %(queues)s) AS n",
@@ -147,6 +155,11 @@ def test_figures_of_queues_are_those_of_readings_of_all_queues(postgres_url: str
     found = figures(metrics("--postgres-url", postgres_url, "--redis-url", valkey_url).stdout)
     assert found["queuekeeper_fanout_stored_messages"] == {(): 320}
     assert found["queuekeeper_compacted_lag_messages"] == {(): 448}
+    # Suites that read PostgreSQL alone have read all of it in a fast run, too.
+    counted = {suite: queues for (_, _, _, suite), queues in found["queuekeeper_quality_unexpected_queues"].items()}
+    assert counted == {"fanout": 64, "events": 1}
+    judged = found["queuekeeper_quality_finished_seconds"]
+    assert set(judged) == {("fanout",), ("events",), ("compacted",)}
     assert list(found["queuekeeper_session_profile_finished_seconds"].values()) == [NOW.timestamp()]
 
 
