@@ -21,13 +21,14 @@ from typer.testing import CliRunner, Result
 from queuekeeper import audit, postgres, schema_migrations
 from queuekeeper.airflow.defaults import Pool, connections
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator, plan_do_report
 from queuekeeper.cli import app
 from queuekeeper.errors import RefusedError
 from queuekeeper.jobs import pace
 from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.keys import KeyCounts
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.redis_client import connect
@@ -347,6 +348,48 @@ def test_run_whose_share_failed_is_running_as_long_as_another_share_works(
         with suppress(RefusedError):
             engine.apply(runs, run_id, second)
         assert runs.load(run_id).state is RunState.FAILED
+
+
+def test_undo_file_of_a_run_that_is_paused_for_long_stays_until_the_run_is_done(
+    client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", str(tmp_path))
+    client.mset({f"old:{number}": number for number in range(5_000)})
+
+    def plan_another() -> None:
+        asked = RenamingParameters().model_dump()
+        plan = PlanJobOperator(
+            task_id="plan", job="rename_keys", parameters=asked, plan_only=True, undo_retention_days=1
+        )
+        run: Any = {"dag_run": SimpleNamespace(conf={}, dag_id="rename_keys", run_id="by hand"), "params": {}}
+        plan.execute(run | {"dag": SimpleNamespace(params={}), "ti": SimpleNamespace(xcom_push=lambda **_: None)})
+
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        schema_migrations.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path, stays=False)
+        run_id, share = approved(engine, runs)
+        apply = Renaming.apply
+
+        def paused(job: Renaming, step: Any) -> KeyCounts:
+            runs.set_paused(run_id, True)
+            return apply(job, step)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Renaming, "apply", paused)
+            with pytest.raises(RunPaused):
+                engine.apply(runs, run_id, share)
+        [path] = tmp_path.glob(f"{run_id}.*")
+        os.utime(path, (0, 0))
+        plan_another()
+        assert path.exists()
+
+        runs.set_paused(run_id, False)
+        engine.apply(runs, run_id, share)
+        assert engine.undo(run_id=run_id, parameters=RenamingParameters(), dry_run=True).taken_back == 4_999
+        os.utime(path, (0, 0))
+        plan_another()
+        assert not path.exists()
 
 
 def test_steps_are_halved_while_the_server_is_slow(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

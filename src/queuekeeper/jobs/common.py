@@ -264,8 +264,8 @@ class UndoRetention(Parameters):
     undo_retention_days: int = days(
         7,
         title="Keep undo files",
-        help="Days for which undo files are kept; each run removes older ones when it starts. The files name clients "
-        "and may hold values.",
+        help="Days for which undo files are kept; each run removes older ones when it starts, but for those of runs "
+        "that may still go on. The files name clients and may hold values.",
         section=Section.RECORDS,
         most=365,
         examples=[1, 7, 30],

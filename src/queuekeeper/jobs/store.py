@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from psycopg.types.json import Jsonb
 
-from queuekeeper import audit
+from queuekeeper import __version__, audit
 from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.clock import Bucket
 from queuekeeper.errors import RefusedError, UsageError
@@ -144,6 +144,11 @@ class MaintenanceRun:
             return self.rejected
         after_all = f" `queuekeeper {carry_out}` carries its plan out, once you agree." if carry_out else ""
         return f"It was a dry run, which changed nothing.{after_all}"
+
+    @property
+    def begun_and_open(self) -> bool:
+        """Whether it has begun, and not all of its shares are done."""
+        return self.state in (RunState.RUNNING, RunState.STOPPED, RunState.FAILED) and not self.refused
 
     @property
     def over(self) -> str:
@@ -311,6 +316,11 @@ class Runs:
         found = self._load([run_id])
         self._known(run_id, tuple(found) or None)
         return found[0]
+
+    def goes_on(self, run_id: str) -> bool:
+        """Return whether a run has begun and is not over, such as one that is paused, and this release may go on."""
+        found = self._load([run_id])
+        return any(run.begun_and_open and run.standing.code_version == __version__ for run in found)
 
     def latest_id(self, *kinds: str) -> str | None:
         """Return the id of the newest run, if there is one.

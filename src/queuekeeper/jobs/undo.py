@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -188,18 +188,21 @@ def undo_file_exists(path: Path) -> bool:
     return _place(path).written_ms() is not None
 
 
-def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int) -> int:
+def remove_old_undo_files(
+    directory: Path, *, kind: str, days: int, now_ms: int, goes_on: Callable[[str], bool] = lambda _: False
+) -> int:
     """Remove the files of a kind that were not written to for some days, and return how many.
 
     :param kind: kind of runs whose files are removed; a file that ends within its first line is removed for any kind.
     :param days: days since the last write.
+    :param goes_on: returns whether the run of an id may still go on, so that its files stay.
     """
     removed = 0
     for path in _found(directory, f"*{_SUFFIX}"):
         place = _place(path)
         written_ms = place.written_ms()
         is_old = written_ms is not None and written_ms < now_ms - days * DAY_MS
-        if is_old and (_is_cut(path) or _is_of(path, kind)):
+        if is_old and (_is_cut(path) or (_is_of(path, kind) and not goes_on(_run_of(path)))):
             place.remove()
             removed += 1
     return removed
@@ -376,6 +379,11 @@ def _is_of(path: Path, kind: str) -> bool:
     except UsageError:
         return False
     return True
+
+
+def _run_of(path: Path) -> str:
+    header, _ = read_undo_file(path)
+    return str(header.get("maintenance_run_id", ""))
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -119,11 +119,15 @@ class PlanJobOperator(AskedOperator, JobOperator):
         job = self.kind
         parameters = self.read(job.Parameters)
         kept = (self.read(UndoRetention) if self.undo_retention_days else UndoRetention()).undo_retention_days
-        for kind in self.kinds():
-            if old := remove_old_undo_files(task_settings().undo, kind=kind, days=kept, now_ms=system_clock()):
-                self.log.info("%s undo files of %s were older than %s days and were removed", old, kind, kept)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
+        with self.postgres_hook.maintenance_runs() as runs:
+            for kind in self.kinds():
+                now_ms = system_clock()
+                if old := remove_old_undo_files(
+                    task_settings().undo, kind=kind, days=kept, now_ms=now_ms, goes_on=runs.goes_on
+                ):
+                    self.log.info("%s undo files of %s were older than %s days and were removed", old, kind, kept)
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             engine = self.engine(client, runs)
             plan = engine.plan(parameters)
