@@ -1111,6 +1111,8 @@ def test_worker_that_is_stopped_while_its_handler_fails_begins_no_later_message(
         worker = CompactedWorker(queues, "a", show)
         await worker.run()
         assert seen == [b"0"]
+        with pytest.raises(RefusedError, match="a worker runs once: make another one"):
+            await worker.run()
         view = await queues.inspect("a")
         assert (view.acked, view.in_flight, view.session) == (0, 3, None)
 

@@ -15,7 +15,7 @@ from queuekeeper.compacted.consumer import AsyncCompactedConsumer
 from queuekeeper.compacted.consumption import ConsumerRules
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.reports import CompactedMessage
-from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch
+from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.service import handlers as service
 from queuekeeper.service.aio import stopped_by_signals
@@ -143,7 +143,7 @@ class CompactedWorker:
         if self._rules.takeover is None:
             self._rules = replace(self._rules, takeover=False)
         self._stopped = asyncio.Event()
-        self._has_answered = False
+        self._has_answered = self._runs = False
 
     def stop(self) -> None:
         """End after the work on the present message, or when its time of grace is up; call it in the event loop."""
@@ -160,7 +160,11 @@ class CompactedWorker:
 
         :raises ServerUnavailable: when the server is unavailable at the start; later on the worker waits for it.
         :raises UnreadableRecord: when a message's record is damaged and the rules say ``stop``.
+        :raises RefusedError: when the worker has run before.
         """
+        if self._runs:
+            raise RefusedError("a worker runs once: make another one")
+        self._runs = True
         with stopped_by_signals(self.stop):
             try:
                 await self._work()
