@@ -824,6 +824,37 @@ async def test_subscription_that_expires_soon_gets_signs_of_life_in_time(world: 
 
 
 @both
+async def test_consumer_that_waits_for_its_handlers_after_a_stop_gives_signs_of_life(world: World) -> None:
+    stuck, begun = asyncio.Event(), asyncio.Event()
+
+    async def work(_: Delivery) -> None:
+        begun.set()
+        await stuck.wait()
+
+    def last_active() -> Any:
+        return world.rows("SELECT last_active_at FROM pgmb.subscriptions")[0][0]
+
+    consumer = world.consumer(sign_of_life_s=0.1, grace_s=10)
+    await consumer.handle(work, name="stuck")
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1]))
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        served: Any = getattr(consumer, "consumer", consumer)
+        served.stop()
+        await until(lambda: served.operations._stop_at_s is not None, what="the stop")
+        signs: set[Any] = set()
+
+        def several() -> bool:
+            signs.add(last_active())
+            return len(signs) >= 3  # one may have been on its way
+
+        try:
+            await until(several, what="signs of life")
+        finally:
+            stuck.set()
+
+
+@both
 async def test_another_consumer_goes_on_when_the_first_is_gone(world: World) -> None:
     first, second = Recorder(), Recorder()
     async with world.dispatching(), AsyncExitStack() as stack:

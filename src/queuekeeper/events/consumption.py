@@ -235,17 +235,16 @@ class Consumption:
             yield from self._settle()
             yield from self._start()
             now_s = self._now_s()
-            if self._stop_at_s is not None:
-                if now_s >= self._stop_at_s or not self._moving(now_s):
-                    yield from self.events.release_group(self.group_id)
-                    return
-            else:
-                if now_s >= self._sign_of_life_at_s:
-                    yield from self._give_sign_of_life()
-                if now_s >= read_at_s and not self._ahead.full:
-                    if (yield from self._read()):
-                        continue
-                    read_at_s = self._now_s() + self.rules.poll_interval_s
+            if self._stop_at_s is not None and (now_s >= self._stop_at_s or not self._moving(now_s)):
+                yield from self.events.release_group(self.group_id)
+                return
+            if now_s >= self._sign_of_life_at_s:
+                # After a stop, too: handlers may need longer than a subscription lives.
+                yield from self._give_sign_of_life()
+            if self._stop_at_s is None and now_s >= read_at_s and not self._ahead.full:
+                if (yield from self._read()):
+                    continue
+                read_at_s = self._now_s() + self.rules.poll_interval_s
             if (yield from self._wait(self._wake_at_s(read_at_s))):
                 read_at_s = self._now_s()
 
@@ -259,8 +258,8 @@ class Consumption:
     def _wake_at_s(self, read_at_s: float) -> float:
         instants = [handler.resume_at_s for handler in self.handlers.values() if handler.queue and not handler.busy]
         if self._stop_at_s is not None:
-            return min([self._stop_at_s, *instants])
-        if not self._ahead.full:
+            instants.append(self._stop_at_s)
+        elif not self._ahead.full:
             instants.append(read_at_s)
         return min([self._sign_of_life_at_s, *instants])
 
