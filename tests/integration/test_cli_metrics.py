@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from queuekeeper.cli import app
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
-from queuekeeper.jobs.findings import Finding, Severity, Status
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.maintenance.partitions.broker import TABLES
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy

@@ -301,6 +301,12 @@ class OnlineCohorts:
         """Return how many clients of each armed cohort each store owns."""
         return self._records(OwnerCounts, "online_owner_counts", {"plan_id": plan_id})
 
+    def committed_before(self, plan_id: str, cohorts: Sequence[int] | None, *, owner: Owner) -> int:
+        """Return how many clients of cohorts an earlier migration has left with an owner for good."""
+        wanted = {each.cohort for each in self.load(plan_id, cohorts)}
+        counts = [each for each in self.owner_counts(plan_id) if each.cohort in wanted]
+        return sum(each.of(owner) - each.mirrored for each in counts)
+
     # --- control -----------------------------------------------------------------------------------------------
 
     def control(self, plan_id: str) -> Control:

@@ -438,10 +438,8 @@ class OnlineDriver:
         lag = self.mirror(cohorts, dry_run=True)
         if lag.lag_s <= max_lag_s:
             return ""
-        return (
-            f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {number_of(lag.clients, 'client')}, at "
-            f"most {max_lag_s:,.0f} s"
-        )
+        behind = f"{lag.behind:,} of {number_of(lag.clients, 'client')}"
+        return f"the mirror is {lag.lag_s:,.0f} s behind for {behind}, at most {max_lag_s:,.0f} s"
 
     def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:
         """Return the cohorts that can be rolled back.
@@ -449,16 +447,13 @@ class OnlineDriver:
         :raises RefusedError: when one of the named cohorts cannot, or no cohort can.
         """
         with self._opened() as (_, _, online, _plan):
-            return [
-                each.cohort for each in online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
-            ]
+            found = online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
+            return [each.cohort for each in found]
 
     def committed_before(self, cohorts: Sequence[int] | None = None) -> int:
         """Return how many of the target's clients an earlier migration has committed: a roll-back leaves them."""
         with self._opened() as (_, _, online, plan):
-            wanted = {each.cohort for each in online.load(self._plan_id, cohorts)}
-            counts = [each for each in online.owner_counts(self._plan_id) if each.cohort in wanted]
-            return sum(each.of(plan.parameters.target_owner) - each.mirrored for each in counts)
+            return online.committed_before(self._plan_id, cohorts, owner=plan.parameters.target_owner)
 
     def disarm(self, cohorts: Sequence[int] | None = None) -> None:
         """End the check of owners; the source owns all clients.
