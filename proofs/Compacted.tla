@@ -10,7 +10,7 @@ CONSTANTS
     Producers,
     Appends, \* of each producer
     Window,  \* messages that may be in flight
-    Troubles \* replies that are lost, consumers that die or are replaced, rewinds
+    Troubles \* replies that are lost, consumers and collectors that die or are replaced, rewinds
 
 VARIABLES
     sequence,              \* number given out last
@@ -83,10 +83,11 @@ Subscribe ==
     /\ resend' = (in_flight # {})
     /\ UNCHANGED <<queue, sent, acked, in_flight, hand, late, owed, producer, plan, troubles>>
 
-(* fetch: what was overwritten or removed is not delivered again. A reply that is lost is asked for again. *)
-Fetch ==
+(* fetch: what was overwritten or removed is not delivered again. A reply that is lost is asked for again. A call may ask
+   for less than there is room for. *)
+Fetch(most) ==
     LET kept == IF resend THEN in_flight \intersect Numbers ELSE in_flight
-        new == Lowest({n \in Numbers : n > sent}, Window - Cardinality(kept))
+        new == Lowest({n \in Numbers : n > sent}, Min({most, Window - Cardinality(kept)}))
     IN
     /\ fence > 0 /\ fence = epoch
     /\ resend \/ new # {}
@@ -96,6 +97,14 @@ Fetch ==
     /\ \/ hand' = hand \union new \union (IF resend THEN kept ELSE {}) /\ resend' = FALSE /\ UNCHANGED troubles
        \/ Trouble /\ resend' = TRUE /\ UNCHANGED hand
     /\ UNCHANGED <<queue, epoch, fence, late, owed, producer, plan>>
+
+Read == \E most \in 0..Window : Fetch(most)
+
+(* A consumer that was not answered asks for all in flight again, also when nothing of its call was carried out. *)
+AskAgain ==
+    /\ fence > 0 /\ fence = epoch /\ ~resend /\ Trouble
+    /\ resend' = TRUE
+    /\ UNCHANGED <<queue, sent, acked, in_flight, epoch, fence, hand, late, owed, producer, plan>>
 
 (* ack, in any order; that of an older subscription is refused. *)
 Acknowledge(of, n) ==
@@ -107,7 +116,8 @@ Acknowledge(of, n) ==
     /\ owed' = IF of = epoch THEN owed \ {n} ELSE owed
     /\ UNCHANGED <<queue, resend, epoch, fence, producer, plan, troubles>>
 
-Ack == fence = epoch /\ \E n \in hand : Acknowledge(fence, n) /\ hand' = hand \ {n} /\ late' = late
+AckOf(n) == fence = epoch /\ n \in hand /\ Acknowledge(fence, n) /\ hand' = hand \ {n} /\ late' = late
+Ack == \E n \in hand : AckOf(n)
 LateAck == \E each \in late : Acknowledge(each[1], each[2]) /\ late' = late /\ hand' = hand
 
 (* The consumer is gone: it has died, or learns that it was replaced. What it has acknowledged may be on its way. *)
@@ -120,8 +130,10 @@ Die ==
 
 (* rewind, to the earliest: nothing is in flight any more, and the subscription has ended. *)
 Rewind ==
-    /\ sent > 0 /\ Trouble
-    /\ sent' = 0 /\ acked' = 0 /\ in_flight' = {} /\ resend' = FALSE
+    LET before == IF Numbers = {} THEN sequence ELSE Min(Numbers) - 1
+    IN
+    /\ sequence > 0 /\ Trouble
+    /\ sent' = before /\ acked' = before /\ in_flight' = {} /\ resend' = FALSE
     /\ epoch' = epoch + 1
     /\ owed' = Numbers
     /\ Gone
@@ -144,7 +156,8 @@ Find ==
     /\ plan' # {}
     /\ UNCHANGED <<queue, reader, producer, troubles>>
 
-(* collect: decides again, and removes those of the named rows that have the same number and are still due. *)
+(* collect: decides again, and removes those of the named rows that have the same number and are still due. A call whose
+   reply is lost is repeated. *)
 Collect ==
     LET going == {k \in Keys : \E row \in plan : k = row[1] /\ order[k] = row[2] /\ IsDue(k)}
     IN
@@ -152,16 +165,22 @@ Collect ==
     /\ order' = [k \in Keys |-> IF k \in going THEN 0 ELSE order[k]]
     /\ values' = {v \in values : v[1] \notin going}
     /\ old' = old \ going
-    /\ plan' = {}
-    /\ UNCHANGED <<sequence, last, reader, producer, troubles>>
+    /\ \/ plan' = {} /\ UNCHANGED troubles
+       \/ Trouble /\ UNCHANGED plan
+    /\ UNCHANGED <<sequence, last, reader, producer>>
+
+(* A collector dies; another one looks anew. *)
+Forget ==
+    /\ plan # {} /\ Trouble /\ plan' = {}
+    /\ UNCHANGED <<queue, reader, producer>>
 
 Next ==
     \/ \E p \in Producers, k \in Keys : Append(p, k)
-    \/ Subscribe \/ Fetch \/ Ack \/ LateAck \/ Die \/ Rewind
-    \/ Find \/ Collect \/ \E k \in Keys : Age(k)
+    \/ Subscribe \/ Read \/ AskAgain \/ Ack \/ LateAck \/ Die \/ Rewind
+    \/ Find \/ Collect \/ Forget \/ \E k \in Keys : Age(k)
 
 (* A consumer and the collector go on; everything else may happen or not. *)
-Fairness == WF_vars(Subscribe) /\ WF_vars(Fetch) /\ WF_vars(Ack) /\ WF_vars(Find) /\ WF_vars(Collect)
+Fairness == WF_vars(Subscribe) /\ WF_vars(Read) /\ WF_vars(Ack) /\ WF_vars(Find) /\ WF_vars(Collect)
 
 Spec == Init /\ [][Next]_vars /\ Fairness
 

@@ -4,7 +4,10 @@
    Each line of a trace is one request to one server with its reply. It happened at some moment between the two; whoever
    has asked for it wrote its next line later. TLC looks for an order in which every line is a step of the model, with what
    the reply says. Where there is none, the system has done what the model does not allow. *)
-EXTENDS Naturals, Sequences, TLC, Traces
+EXTENDS Naturals, TLC, Traces
+
+\* A model may have an Append of its own.
+LOCAL INSTANCE Sequences
 
 VARIABLES
     trace, \* its number

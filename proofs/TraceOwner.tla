@@ -1,7 +1,7 @@
 ------------------------------ MODULE TraceOwner ------------------------------
 (* What brokers, drivers and mirrors have written down of a client, against the model of its owner. docs/proofs.md says what
    is mapped. *)
-EXTENDS Owner, Replay
+EXTENDS Owner, Replay, Sequences
 
 TraceInit == Init /\ ReplayInit
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from itertools import count, takewhile
 from pathlib import Path
@@ -23,7 +20,8 @@ from queuekeeper.fanout.reports import FanoutMessage
 from tests.chaos.fanout_load import FIFO, ORDERED
 from tests.chaos.online_load import Child
 from tests.chaos.support import until
-from tests.chaos.trace_recorder import record_end, record_scripts
+from tests.chaos.trace_recorder import record_scripts
+from tests.chaos.traced_processes import READY, TracedProcesses, stop_by_signal
 
 Q = "orders"
 VISITOR = "comes and goes"
@@ -32,7 +30,6 @@ VISITOR = "comes and goes"
 LEASE_MS = 500
 WORKERS = 2
 _MOST_WAITING = 12
-_READY = "ready"
 _SLOW = 0.04
 _WORK_S = {FIFO: 0.2, ORDERED: 0.02}
 _NO_SERVER_S = 0.05
@@ -41,10 +38,10 @@ _NO_SERVER_S = 0.05
 def publish(url: str, folder: Path, seed: int) -> None:
     """Register the consumers, publish to them, and let another one come and go, until a signal ends the process."""
     record_scripts(folder, "publisher", FanoutQueues)
-    dice, stopped = random.Random(seed), _stop_by_signal()
+    dice, stopped = random.Random(seed), stop_by_signal()
     with redis_client.connect(url) as client:
         queues = FanoutQueues(client)
-        print(_READY, flush=True)
+        print(READY, flush=True)
         for turn in takewhile(lambda _: not stopped.is_set(), count()):
             try:
                 queues.register(Q, consumer=FIFO)
@@ -67,7 +64,7 @@ def publish(url: str, folder: Path, seed: int) -> None:
 def work(url: str, folder: Path, seed: int) -> None:
     """Work for both consumers, until a signal ends the process."""
     record_scripts(folder, "worker", FanoutQueues)
-    dice, stopped = random.Random(seed), _stop_by_signal()
+    dice, stopped = random.Random(seed), stop_by_signal()
 
     def handle(message: FanoutMessage) -> None:
         # Now and then for longer than half of a lease, which is then extended.
@@ -78,7 +75,7 @@ def work(url: str, folder: Path, seed: int) -> None:
         for name in (FIFO, ORDERED):
             consumer = FanoutConsumer(FanoutQueues(client), Q, handle, consumer=name, rules=rules, register=False)
             stack.enter_context(consumer)
-        print(_READY, flush=True)
+        print(READY, flush=True)
         stopped.wait()
 
 
@@ -86,73 +83,39 @@ def _most_waiting(queues: FanoutQueues) -> int:
     return max(queues.size(Q, consumer=name) for name in (FIFO, ORDERED))
 
 
-def _stop_by_signal() -> threading.Event:
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    return stopped
-
-
-class TracedFanout:
-    """A queue with a publisher and some workers, each in a process of its own.
-
-    :ivar story: what has happened to whom.
-    """
+class TracedFanout(TracedProcesses):
+    """A queue with a publisher and some workers, each in a process of its own."""
 
     def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
-        self.folder = folder
-        self.story: list[str] = [f"seed {seed}"]
-        self._server = server
-        self._dice = random.Random(seed)
-        self._numbers = count(1)
+        super().__init__(server, folder, seed)
         self._workers: list[Child] = []
 
     def run(self, strikes: Iterable[str]) -> None:
         """Load the queue, strike one after the other, then let the workers come to the end."""
         with ExitStack() as stack:
-            publisher = self._begin(publish, stack)
+            publisher = self.begin(publish, stack)
             until(self._has_begun, what="something is published")
-            self._workers = [self._begin(work, stack) for _ in range(2)]
-            self._pass()
+            self._workers = [self.begin(work, stack) for _ in range(2)]
+            self.pass_time()
             for strike in strikes:
                 self.story.append(strike)
                 if strike == "server":
-                    self._server.kill()
-                    self._server.start()
+                    self.restart_server()
                 elif strike == "publisher":
-                    self._kill(publisher)
-                    publisher = self._begin(publish, stack)
+                    self.kill(publisher)
+                    publisher = self.begin(publish, stack)
                 else:
-                    victim = self._workers.pop(self._dice.randrange(len(self._workers)))
-                    self._kill(victim) if strike == "worker" else victim.end()
-                    self._workers.append(self._begin(work, stack))
-                self._pass()
+                    victim = self._workers.pop(self.dice.randrange(len(self._workers)))
+                    self.kill(victim) if strike == "worker" else victim.end()
+                    self._workers.append(self.begin(work, stack))
+                self.pass_time()
             publisher.end()
-            with redis_client.connect(self._server.url) as client:
+            with redis_client.connect(self.server.url) as client:
                 queues = FanoutQueues(client)
                 with suppress(QueuekeeperError):
                     until(lambda: _most_waiting(queues) == 0, what="all messages are done")
             for worker in self._workers:
                 worker.end()
 
-    def _begin(self, function: Callable[..., None], stack: ExitStack) -> Child:
-        number = next(self._numbers)
-        said = self.folder / f"said-{os.getpid()}-{number}"
-        child = Child(function, self._server.url, self.folder, self._dice.randrange(2**32), said=said)
-        stack.enter_context(child)
-        until(lambda: _READY in child.text, what="a process is ready")
-        return child
-
-    def _kill(self, victim: Child) -> None:
-        victim.kill()
-        with self._server.client() as client:
-            # A server answers what it has read in one round before it reads again.
-            for _ in range(3):
-                client.ping()
-        record_end(self.folder, victim.pid)
-
     def _has_begun(self) -> bool:
         return any(b'"publish"' in path.read_bytes() for path in self.folder.glob("steps-publisher-*"))
-
-    def _pass(self) -> None:
-        """Let the load go on for some time."""
-        time.sleep(0.2 + self._dice.random() * 0.4)
