@@ -32,7 +32,7 @@ ENTRIES = 3
 
 _KEYS = 8
 _DELETED = 0.15
-_REWOUND = 0.03
+_REWOUND = 0.05
 _RULES = ConsumerRules(window=WINDOW, refill=Refill.SLIDING, heartbeat_ms=300, lease_ms=10_000)
 _RETENTION = Retention(policy=RetentionPolicy.ACKED_ONLY, retention_ms=KEEP_MS, tombstone_ms=KEEP_MS)
 _NO_SERVER_S = 0.05

@@ -18,6 +18,7 @@ class WrongStep:
     """A kind of wrong step.
 
     :param wanted: facts of the line that is changed.
+    :param where: what else must be true of it.
     :param after: what a line before it in its lane has done; empty for nothing.
     :param alone: whether nobody else may have asked for anything meanwhile, as that could have made the line true.
     :param once: whether no other line may do the same to its message, as that one would make up for it.
@@ -25,6 +26,7 @@ class WrongStep:
 
     wanted: Facts
     change: Change
+    where: Callable[[Facts], bool] = lambda _: True
     after: str = ""
     alone: bool = False
     once: bool = False
@@ -73,6 +75,7 @@ def _first(trace: Trace, kind: WrongStep, usable: Callable[[Facts], bool]) -> Li
             if (
                 has_come
                 and wanted.items() <= line.facts.items()
+                and kind.where(line.facts)
                 and usable(line.facts)
                 and not (kind.alone and _had_company(trace, line))
                 and not (kind.once and _came_again(trace, line))
