@@ -16,7 +16,9 @@ def _has(name: str, *, least: int = 1) -> Callable[[Facts], bool]:
     return lambda facts: (facts[name] if isinstance(facts[name], int) else len(facts[name])) >= least
 
 
-def _row(name: str, wanted: Callable[[Facts], bool], change: Callable[[Facts], Facts]) -> tuple[Callable[..., bool], Change]:
+def _row(
+    name: str, wanted: Callable[[Facts], bool], change: Callable[[Facts], Facts]
+) -> tuple[Callable[..., bool], Change]:
     """Return where a row is wanted, and how the first such row of a line is changed."""
 
     def changed_row(facts: Facts) -> Sequence[Facts]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,16 +86,26 @@ def check(
 
 
 def _module(traces: Sequence[Trace]) -> str:
-    texts = ["<<" + ",\n".join(_lane(lanes, number) for number in range(len(lanes))) + ">>" for lanes in traces]
-    body = "\n\n".join(f"T{number} == {text}" for number, text in enumerate(texts, start=1))
+    # What is the same in many traces is read once.
+    names: dict[str, str] = {}
+
+    def name_of(text: str) -> str:
+        return names.setdefault(text, f"L{len(names) + 1}")
+
+    texts = [
+        "<<" + ", ".join(name_of(_lane(lanes, number, name_of)) for number in range(len(lanes))) + ">>"
+        for lanes in traces
+    ]
+    lines = "\n".join(f"{name} == {text}" for text, name in names.items())
+    body = "\n".join(f"T{number} == {text}" for number, text in enumerate(texts, start=1))
     every = ", ".join(f"T{number}" for number in range(1, len(texts) + 1))
-    return f"---- MODULE Traces ----\n{body}\n\nTraces == <<{every}>>\n====\n"
+    return f"---- MODULE Traces ----\n{lines}\n\n{body}\n\nTraces == <<{every}>>\n====\n"
 
 
-def _lane(lanes: Trace, number: int) -> str:
+def _lane(lanes: Trace, number: int, name_of: Callable[[str], str]) -> str:
     """Return a lane in TLA+; a line needs what had ended before it began, and its lane's earlier lines needed less."""
     needed = [0] * len(lanes)
-    texts = []
+    names = []
     for line in lanes[number]:
         needs: set[tuple[int, int]] = set()
         for other, lane in enumerate(lanes):
@@ -105,8 +115,8 @@ def _lane(lanes: Trace, number: int) -> str:
             if at > needed[other]:
                 needed[other] = at
                 needs.add((other + 1, at))
-        texts.append(_tla(line.facts | {"needs": needs}))
-    return "<<" + ",\n  ".join(texts) + ">>"
+        names.append(name_of(_tla(line.facts | {"needs": needs})))
+    return "<<" + ", ".join(names) + ">>"
 
 
 def _tla(value: Any) -> str:
