@@ -160,7 +160,7 @@ class CompactedTrace:
     def _collect(self, asked: Asked) -> Iterator[dict[str, Any]]:
         names = asked.facts["rows"]
         rows = set(zip(names[::2], map(int, names[1::2]), strict=True))
-        facts = {"do": "collect", "rows": rows} | self._retained(asked)
+        facts: dict[str, Any] = {"do": "collect", "rows": rows} | self._retained(asked)
         if not asked.is_lost:
             reply = asked.reply
             stayed = set(map(int, reply["stayed"]))
@@ -197,7 +197,8 @@ class CompactedTrace:
         return self._epochs[int(asked.facts["epoch"])]
 
     def _at(self, instant_ms: int) -> int:
-        return instant_ms - self._first_ms
+        at: int = instant_ms - self._first_ms
+        return at
 
 
 def _told_of_acks(asked: Asked, *, first: bool) -> dict[str, Any]:
