@@ -34,6 +34,7 @@ class CompactedTrace:
         self._epochs = {epoch: place for place, epoch in enumerate(sorted(set(self._told_epochs())), start=1)}
         self._producers: dict[str, None] = {}
         self._written: dict[str, tuple[str, int]] = {}
+        self._repeated_from_s: set[float] = set()
         self._note_values()
 
     def lanes(self) -> Trace:
@@ -69,6 +70,8 @@ class CompactedTrace:
                 continue
             name, number = each.facts["producer"], each.facts["number"]
             is_new, last[name] = last.get(name) != number, number
+            if not is_new:
+                self._repeated_from_s.add(each.from_s)
             for place, (_, record, *_) in enumerate(_entries(each)):
                 producer = f"{name} {place}"
                 made[producer] = made.get(producer, 0) + is_new
@@ -99,6 +102,7 @@ class CompactedTrace:
                 "tombstone": tombstone == 1,
                 "now": self._at(asked.facts["now"]),
                 "stored": is_stored,
+                "repeated": asked.from_s in self._repeated_from_s,
                 "number": int(reply["first_sequence"]) + place,
                 "replaced": int(reply["replaced"][place]) if is_stored else 0,
             }

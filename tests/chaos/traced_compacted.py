@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from queuekeeper import redis_client
 from queuekeeper.compacted.consumer import CompactedConsumer
@@ -33,6 +33,7 @@ ENTRIES = 3
 _KEYS = 8
 _DELETED = 0.15
 _REWOUND = 0.05
+_LOST = 0.03
 _RULES = ConsumerRules(window=WINDOW, refill=Refill.SLIDING, heartbeat_ms=300, lease_ms=10_000)
 _RETENTION = Retention(policy=RetentionPolicy.ACKED_ONLY, retention_ms=KEEP_MS, tombstone_ms=KEEP_MS)
 _NO_SERVER_S = 0.05
@@ -42,8 +43,9 @@ T = TypeVar("T")
 
 def produce(url: str, folder: Path, seed: int) -> None:
     """Append to keys that others append to, too, until a signal ends the process."""
-    record_scripts(folder, "producer", CompactedQueues)
     dice, stopped = random.Random(seed), stop_by_signal()
+    _lose_replies(dice)
+    record_scripts(folder, "producer", CompactedQueues)
     numbers = iter(range(1_000_000))
 
     def entry() -> Append:
@@ -62,8 +64,9 @@ def produce(url: str, folder: Path, seed: int) -> None:
 
 def consume(url: str, folder: Path, seed: int) -> None:
     """Take the queue, and acknowledge in any order, until a signal ends the process or another consumer comes."""
-    record_scripts(folder, "consumer", CompactedQueues)
     dice, stopped = random.Random(seed), stop_by_signal()
+    _lose_replies(dice)
+    record_scripts(folder, "consumer", CompactedQueues)
     held: list[CompactedMessage] = []
 
     def acknowledge_one() -> None:
@@ -93,8 +96,9 @@ def consume(url: str, folder: Path, seed: int) -> None:
 
 def look_after(url: str, folder: Path, seed: int) -> None:
     """Collect, look, and now and then rewind, until a signal ends the process."""
-    record_scripts(folder, "collector", CompactedQueues)
     dice, stopped = random.Random(seed), stop_by_signal()
+    _lose_replies(dice)
+    record_scripts(folder, "collector", CompactedQueues)
 
     def repeated(call: Callable[[], T]) -> T:
         while True:
@@ -110,7 +114,7 @@ def look_after(url: str, folder: Path, seed: int) -> None:
             due = repeated(partial(queues.find_due, Q, retention=_RETENTION))
             if due.rows:
                 # Somebody else may do something meanwhile.
-                time.sleep(dice.random() * 0.1)
+                time.sleep(dice.random() * 0.3)
                 repeated(partial(queues.collect, Q, retention=_RETENTION, rows=due.rows))
             repeated(partial(queues.peek, Q, limit=_KEYS + 1))
             repeated(partial(queues.inspect, Q))
@@ -118,6 +122,19 @@ def look_after(url: str, folder: Path, seed: int) -> None:
                 with suppress(ServerUnavailable, UnknownQueue):
                     queues.rewind(Q, to=Position.earliest())
             time.sleep(dice.random() * 0.1)
+
+
+def _lose_replies(dice: random.Random) -> None:
+    """Let this process now and then not hear what the server has carried out."""
+    answer = CompactedQueues.answer
+
+    def answered(queues: CompactedQueues, step: Any) -> Any:
+        replies = answer(queues, step)
+        if dice.random() < _LOST:
+            raise ServerUnavailable("the reply is lost")
+        return replies
+
+    CompactedQueues.answer = answered  # type: ignore[method-assign]
 
 
 def _queues(client: redis_client.RedisClient) -> CompactedQueues:
