@@ -39,6 +39,19 @@ def _kinds(trace: Trace) -> dict[str, WrongStep]:
         if line.facts["do"] == "append" and line.facts["stored"]
     }
 
+    lines = [line for lane in trace for line in lane]
+    told = [line for line in lines if line.facts["do"] in {"subscribe", "rewind"} and not line.facts["lost"]]
+    # A later epoch had been told before these were asked for.
+    late = {
+        id(line.facts)
+        for line in lines
+        if line.facts["do"] in {"refused", "release"}
+        and any(each.until_s < line.from_s and each.facts["epoch"] > line.facts["epoch"] for each in told)
+    }
+
+    def is_late(facts: Facts) -> bool:
+        return id(facts) in late
+
     def is_value(row: Facts) -> bool:
         return not row["tombstone"]
 
@@ -106,13 +119,13 @@ def _kinds(trace: Trace) -> dict[str, WrongStep]:
         ),
         "an acknowledgement is counted that was there before": WrongStep(wanted={"do": "acked"}, change=moved(heard=1)),
         "an acknowledgement of a consumer that was replaced counts": WrongStep(
-            wanted={"do": "refused"}, change=lambda _: [{"do": "ack", "number": 1, "first": True}]
+            wanted={"do": "refused"}, where=is_late, change=lambda _: [{"do": "ack", "number": 1, "first": True}]
         ),
         "the consumer that has the queue is refused": WrongStep(
             wanted={"do": "heartbeat"}, alone=True, change=changed(do="refused")
         ),
         "a consumer that was replaced ends the lease of the next one": WrongStep(
-            wanted={"do": "release", "ok": False}, change=changed(ok=True)
+            wanted={"do": "release", "ok": False}, where=is_late, change=changed(ok=True)
         ),
         "a subscription has the epoch of the one before": WrongStep(
             wanted={"do": "subscribe"}, where=_has("epoch", least=2), change=moved(epoch=-1)
