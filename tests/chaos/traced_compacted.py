@@ -134,7 +134,7 @@ def _lose_replies(dice: random.Random) -> None:
             raise ServerUnavailable("the reply is lost")
         return replies
 
-    CompactedQueues.answer = answered  # type: ignore[method-assign]
+    CompactedQueues.answer = answered  # type: ignore[method-assign, assignment]
 
 
 def _queues(client: redis_client.RedisClient) -> CompactedQueues:
