@@ -43,6 +43,8 @@ Highest == IF Waiting = {} THEN 0 ELSE Max({serial[i] : i \in Waiting})
 After(id, steps) == 1 + ((id + steps - 1) % Ids)
 Batch(n) == 1 + ((n - 1) \div Calls)
 Added == arrived - Len(ours)
+Range(s) == {s[i] : i \in DOMAIN s}
+Of(w) == SelectSeq(ours, LAMBDA each : each[1] = w)
 
 Init ==
     /\ payload = [i \in 1..Ids |-> 0] /\ serial = [i \in 1..Ids |-> 0]
@@ -59,10 +61,14 @@ Init ==
 Delivered ==
     LET base == IF hash.at = Nothing THEN <<hash.packet_id, hash.serial>> ELSE hash.at
         added == (last + Ids - base[1]) % Ids
-        old == {i \in Waiting : serial[i] <= hash.delivered /\ (i + Ids - base[1] - 1) % Ids >= added}
+        noted == {i \in Waiting : serial[i] <= hash.delivered}
+        old == {i \in noted : (i + Ids - base[1] - 1) % Ids >= added}
+        is_last_old == \E i \in old : \A j \in noted : serial[i] >= serial[j]
     IN
     IF Waiting = {} THEN hash.delivered
-    ELSE IF ~set_ends \/ Highest > base[2] + added \/ old = {} THEN 0
+    ELSE IF ~set_ends \/ Highest > base[2] + added THEN 0
+    ELSE IF noted = {} \/ is_last_old THEN hash.delivered
+    ELSE IF old = {} THEN 0
     ELSE Max({serial[i] : i \in old})
 
 (* Messages end: the client acknowledges them, or there are too many. *)
@@ -133,36 +139,43 @@ Arrive ==
     /\ \E call \in late : Save(call) /\ late' = late \ {call}
     /\ UNCHANGED <<known, passed, done, must_trim, losses, sent>>
 
-(* trim_messages *)
+(* trim_messages: the oldest of what was not sent, then the oldest of what was. *)
+First(S, most) == {i \in S : Cardinality({j \in S : serial[j] <= serial[i]}) <= most}
+Spare ==
+    LET most == IF Cardinality(Waiting) > Limit THEN Cardinality(Waiting) - Limit ELSE 0
+        new == First({i \in Waiting : serial[i] > Delivered}, most)
+    IN new \union First(Waiting \ new, most - Cardinality(new))
+Remove(going) ==
+    /\ Ends(going, serial')
+    /\ payload' = [i \in 1..Ids |-> IF i \in going THEN 0 ELSE payload[i]]
+    /\ owed' = owed \ {payload[i] : i \in going}
+    /\ UNCHANGED <<last, last_ends, hash, records, arrived, ours>>
+
 Trim(w) ==
     /\ w \in must_trim
-    /\ LET going == Oldest(Waiting, serial, Limit) IN
-        /\ Ends(going, serial')
-        /\ payload' = [i \in 1..Ids |-> IF i \in going THEN 0 ELSE payload[i]]
-        /\ owed' = owed \ {payload[i] : i \in going}
+    /\ Remove(Spare)
     /\ must_trim' = must_trim \ {w}
-    /\ UNCHANGED <<set_ends, last, last_ends, hash, records, arrived, ours, known, passed, done, late, losses, sent>>
+    /\ UNCHANGED <<set_ends, known, passed, done, late, losses, sent>>
 
 (* ack, or TBMQ's: a client acknowledges in order. The set goes with its last member. *)
 Ack ==
     /\ \E i \in Waiting :
         /\ payload[i] <= sent /\ \A j \in Waiting : serial[i] <= serial[j]
-        /\ Ends({i}, serial')
-        /\ payload' = [payload EXCEPT ![i] = 0]
-        /\ owed' = owed \ {payload[i]}
+        /\ Remove({i})
         /\ set_ends' = (set_ends /\ Waiting # {i})
-    /\ UNCHANGED <<last, last_ends, hash, records, arrived, ours, known, passed, done, must_trim, late, losses, sent>>
+    /\ UNCHANGED <<known, passed, done, must_trim, late, losses, sent>>
 
-(* mark_delivered: what waits is sent to the client. *)
-Deliver ==
-    /\ Waiting # {} /\ Delivered < Highest
-    /\ sent' = arrived
+(* mark_delivered: what waits is sent to the client, all or the first page of it. *)
+DeliverUpTo(upto) ==
+    /\ Waiting # {} /\ Delivered < upto
+    /\ sent' = Max({sent} \union {payload[i] : i \in {i \in Waiting : serial[i] <= upto}})
     /\ hash' = [hash EXCEPT
-        !.delivered = Highest,
-        !.serial = IF @ > 0 /\ Highest > @ THEN Highest ELSE @,
+        !.delivered = upto,
+        !.serial = IF @ > 0 /\ upto > @ THEN upto ELSE @,
         !.at = IF hash.serial > 0 /\ hash.packet_id = last THEN Nothing ELSE <<last, Highest>>]
     /\ set_ends' = TRUE
     /\ UNCHANGED <<payload, serial, last, last_ends, records, arrived, ours, owed, known, passed, done, must_trim, late, losses>>
+Deliver == \E i \in Waiting : DeliverUpTo(serial[i])
 
 (* TBMQ adds a message, and removes what is over the limit. It would overwrite what waits under its packet id. *)
 Add ==
@@ -189,10 +202,10 @@ Spec == Init /\ [][Next]_vars /\ Fairness
 NothingIsLost ==
     /\ owed = {payload[i] : i \in Waiting} /\ Cardinality(owed) = Cardinality(Waiting)
     /\ \A i \in 1..Ids : payload[i] > 0 <=> serial[i] > 0
-    /\ \A w \in Writers : \A n \in 1..done[w] : \E k \in DOMAIN ours : ours[k] = <<w, n>>
+    /\ \A w \in Writers : LET came == {each[2] : each \in Range(Of(w))} IN 1..done[w] \subseteq came
 
 (* No message is stored twice, and those of a writer come in its order. *)
-OnceInOrder == \A k, m \in DOMAIN ours : k < m /\ ours[k][1] = ours[m][1] => ours[k][2] < ours[m][2]
+OnceInOrder == \A w \in Writers : LET of == Of(w) IN \A k \in 2..Len(of) : of[k - 1][2] < of[k][2]
 
 (* Serials give the order of arrival, over laps and whoever saved; and TBMQ goes on behind the newest message. *)
 SerialsAreInOrder ==

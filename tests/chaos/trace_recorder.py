@@ -209,10 +209,11 @@ def record_router(folder: Path, by: str) -> None:
         recorder.watch(kind, "fetch_pending", about_page)
 
 
-def record_scripts(folder: Path, by: str, *kinds: type[Any]) -> None:
+def record_scripts(folder: Path, by: str, *kinds: type[Any]) -> Recorder:
     """Record each script that the stores of this process call, and its reply, by the names in the script's header.
 
     :param kinds: classes of stores whose steps are lists of calls.
+    :returns: what records them.
     """
     recorder = Recorder(folder, by)
 
@@ -227,11 +228,13 @@ def record_scripts(folder: Path, by: str, *kinds: type[Any]) -> None:
 
     for kind in kinds:
         recorder.watch(kind, "answer", about_calls, read)
+    return recorder
 
 
 def _named(call: Any) -> dict[str, Any]:
     """Return what a call of a script is, with its arguments by their names; the last one may take the rest."""
     found: dict[str, Any] = {"script": call.script.name.rpartition("/")[2], "of": _plain(call.client_id)}
+    found["keys"] = _plain(list(call.keys))
     for place, parameter in enumerate(call.script.args):
         found[parameter.name] = _plain(list(call.args[place:]) if parameter.repeats else call.args[place])
     return found

@@ -21,7 +21,7 @@ from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import ServerUnavailable, StaleEpoch, UnknownQueue
 from tests.chaos.online_load import Child
 from tests.chaos.trace_recorder import record_scripts
-from tests.chaos.traced_processes import READY, TracedProcesses, stop_by_signal
+from tests.chaos.traced_processes import READY, TracedOnRedis, stop_by_signal
 from tests.patience import PATIENCE_S
 
 Q = "device"
@@ -142,7 +142,7 @@ def _queues(client: redis_client.RedisClient) -> CompactedQueues:
     return CompactedQueues(client, clock=lambda: time.time_ns() // 1_000_000)
 
 
-class TracedCompacted(TracedProcesses):
+class TracedCompacted(TracedOnRedis):
     """A queue with two producers, a consumer and a collector, each in a process of its own."""
 
     def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:

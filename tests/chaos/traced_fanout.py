@@ -21,7 +21,7 @@ from tests.chaos.fanout_load import FIFO, ORDERED
 from tests.chaos.online_load import Child
 from tests.chaos.support import until
 from tests.chaos.trace_recorder import record_scripts
-from tests.chaos.traced_processes import READY, TracedProcesses, stop_by_signal
+from tests.chaos.traced_processes import READY, TracedOnRedis, stop_by_signal
 
 Q = "orders"
 VISITOR = "comes and goes"
@@ -83,7 +83,7 @@ def _most_waiting(queues: FanoutQueues) -> int:
     return max(queues.size(Q, consumer=name) for name in (FIFO, ORDERED))
 
 
-class TracedFanout(TracedProcesses):
+class TracedFanout(TracedOnRedis):
     """A queue with a publisher and some workers, each in a process of its own."""
 
     def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
@@ -110,7 +110,7 @@ class TracedFanout(TracedProcesses):
                     self._workers.append(self.begin(work, stack))
                 self.pass_time()
             publisher.end()
-            with redis_client.connect(self.server.url) as client:
+            with redis_client.connect(self.url) as client:
                 queues = FanoutQueues(client)
                 with suppress(QueuekeeperError):
                     until(lambda: _most_waiting(queues) == 0, what="all messages are done")
