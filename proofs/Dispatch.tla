@@ -2,20 +2,22 @@
 (* Events of transactions that commit late are dispatched by snapshots, and read by groups with a cursor.
 
    A transaction publishes one event. Its number is given when it begins and grows, as PostgreSQL's transaction ids do;
-   others see it from its commit on. A poll is one transaction of the dispatcher: all of it or, if it dies, nothing. *)
+   others see it from its commit on. A poll is one transaction of the dispatcher: all of it or, if it dies, nothing. What
+   others do between its snapshot and its commit it does not see. *)
 EXTENDS Naturals, Sequences, FiniteSets
 
 CONSTANTS
     Transactions, \* their numbers: 1..Transactions
     Groups,
     Chunk,        \* most events that a poll dispatches
-    Crashes       \* so often, in all, a reader dies
+    Crashes       \* so often, in all, a reader or the dispatcher dies
 
 VARIABLES
     begun,      \* transactions that have begun
     open,       \* those at work
     committed,  \* those whose events others see
     closed,     \* snapshot up to which all was dispatched: the first number it does not know, and those then at work
+    looked,     \* snapshot of the poll at work, or Nothing
     window,     \* snapshot that is dispatched in chunks, and the last number taken of it; or Nothing
     dispatches, \* numbers of the events in the order of dispatch
     stored,     \* numbers of the events that are stored
@@ -24,7 +26,7 @@ VARIABLES
     handled,    \* group -> numbers that it has handled: what has to be true
     crashes
 
-vars == <<begun, open, committed, closed, window, dispatches, stored, cursor, reading, handled, crashes>>
+vars == <<begun, open, committed, closed, looked, window, dispatches, stored, cursor, reading, handled, crashes>>
 
 Nothing == <<>>
 Range(s) == {s[i] : i \in DOMAIN s}
@@ -38,6 +40,7 @@ Init ==
     /\ open = {}
     /\ committed = {}
     /\ closed = <<1, {}>>
+    /\ looked = Nothing
     /\ window = Nothing
     /\ dispatches = <<>>
     /\ stored = {}
@@ -50,34 +53,50 @@ Begin ==
     /\ begun < Transactions
     /\ begun' = begun + 1
     /\ open' = open \union {begun + 1}
-    /\ UNCHANGED <<committed, closed, window, dispatches, stored, cursor, reading, handled, crashes>>
+    /\ UNCHANGED <<committed, closed, looked, window, dispatches, stored, cursor, reading, handled, crashes>>
 
 Commit(n) ==
     /\ n \in open
     /\ open' = open \ {n}
     /\ committed' = committed \union {n}
     /\ stored' = stored \union {n}
-    /\ UNCHANGED <<begun, closed, window, dispatches, cursor, reading, handled, crashes>>
+    /\ UNCHANGED <<begun, closed, looked, window, dispatches, cursor, reading, handled, crashes>>
 
 Abort(n) ==
     /\ n \in open
     /\ open' = open \ {n}
-    /\ UNCHANGED <<begun, committed, closed, window, dispatches, stored, cursor, reading, handled, crashes>>
+    /\ UNCHANGED <<begun, committed, closed, looked, window, dispatches, stored, cursor, reading, handled, crashes>>
 
-(* poll_for_events: what is visible in the window, was not in the one before, and was not taken by an earlier chunk. *)
-Waiting(snapshot, taken) ==
-    {n \in stored : IsVisible(n, snapshot) /\ ~IsVisible(n, closed) /\ n > taken}
+(* poll_for_events takes a snapshot, unless it goes on with a window. *)
+Look ==
+    /\ looked = Nothing /\ window = Nothing
+    /\ looked' = Snapshot
+    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, stored, cursor, reading, handled, crashes>>
+
+(* The dispatcher is killed at a poll: the next one looks anew. *)
+Forget ==
+    /\ crashes < Crashes
+    /\ looked # Nothing
+    /\ looked' = Nothing
+    /\ crashes' = crashes + 1
+    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, stored, cursor, reading, handled>>
+
+(* Its commit: what is visible in the window, was not in the one before, and was not taken by an earlier chunk. *)
+Waiting(snapshot, passed) ==
+    {n \in stored : IsVisible(n, snapshot) /\ ~IsVisible(n, closed) /\ n > passed}
 
 RECURSIVE InOrder(_)
 InOrder(S) == IF S = {} THEN <<>> ELSE <<Min(S)>> \o InOrder(S \ {Min(S)})
 
 Poll ==
-    LET snapshot == IF window = Nothing THEN Snapshot ELSE window[1]
-        taken == IF window = Nothing THEN 0 ELSE window[2]
-        waiting == InOrder(Waiting(snapshot, taken))
+    LET snapshot == IF window = Nothing THEN looked ELSE window[1]
+        passed == IF window = Nothing THEN 0 ELSE window[2]
+        waiting == InOrder(Waiting(snapshot, passed))
         chunk == IF Len(waiting) > Chunk THEN SubSeq(waiting, 1, Chunk) ELSE waiting
         is_cut == Len(chunk) = Chunk
     IN
+    /\ window # Nothing \/ looked # Nothing
+    /\ looked' = Nothing
     /\ dispatches' = dispatches \o chunk
     /\ window' = IF is_cut THEN <<snapshot, chunk[Len(chunk)]>> ELSE Nothing
     /\ closed' = IF is_cut THEN closed ELSE snapshot
@@ -89,13 +108,12 @@ Read(g) ==
     /\ dispatches[reading[g] + 1] \in stored
     /\ reading' = [reading EXCEPT ![g] = @ + 1]
     /\ handled' = [handled EXCEPT ![g] = @ \union {dispatches[reading[g] + 1]}]
-    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, stored, cursor, crashes>>
+    /\ UNCHANGED <<begun, open, committed, closed, looked, window, dispatches, stored, cursor, crashes>>
 
-(* set_group_cursor: after the work. *)
+(* set_group_cursor: after the work, up to the end of a page. *)
 Confirm(g) ==
-    /\ cursor[g] < reading[g]
-    /\ cursor' = [cursor EXCEPT ![g] = reading[g]]
-    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, stored, reading, handled, crashes>>
+    /\ \E place \in (cursor[g] + 1)..reading[g] : cursor' = [cursor EXCEPT ![g] = place]
+    /\ UNCHANGED <<begun, open, committed, closed, looked, window, dispatches, stored, reading, handled, crashes>>
 
 (* A reader is killed: the next one begins at the cursor. *)
 Die(g) ==
@@ -103,32 +121,32 @@ Die(g) ==
     /\ cursor[g] < reading[g]
     /\ reading' = [reading EXCEPT ![g] = cursor[g]]
     /\ crashes' = crashes + 1
-    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, stored, cursor, handled>>
+    /\ UNCHANGED <<begun, open, committed, closed, looked, window, dispatches, stored, cursor, handled>>
 
 (* Maintenance drops a partition, here an event, when all groups have confirmed it. *)
-Drop ==
-    /\ \E n \in stored :
-        /\ \E place \in DOMAIN dispatches : dispatches[place] = n /\ \A g \in Groups : place <= cursor[g]
-        /\ stored' = stored \ {n}
-    /\ UNCHANGED <<begun, open, committed, closed, window, dispatches, cursor, reading, handled, crashes>>
+Drop(n) ==
+    /\ n \in stored
+    /\ \E place \in DOMAIN dispatches : dispatches[place] = n /\ \A g \in Groups : place <= cursor[g]
+    /\ stored' = stored \ {n}
+    /\ UNCHANGED <<begun, open, committed, closed, looked, window, dispatches, cursor, reading, handled, crashes>>
 
 Next ==
-    \/ Begin \/ Poll \/ Drop
-    \/ \E n \in 1..Transactions : Commit(n) \/ Abort(n)
+    \/ Begin \/ Look \/ Poll \/ Forget
+    \/ \E n \in 1..Transactions : Commit(n) \/ Abort(n) \/ Drop(n)
     \/ \E g \in Groups : Read(g) \/ Confirm(g) \/ Die(g)
 
 (* The dispatcher polls, and readers read and confirm; everything else may happen or not. *)
-Fairness == WF_vars(Poll) /\ \A g \in Groups : WF_vars(Read(g)) /\ WF_vars(Confirm(g))
+Fairness == WF_vars(Look) /\ WF_vars(Poll) /\ \A g \in Groups : WF_vars(Read(g)) /\ WF_vars(Confirm(g))
 
 Spec == Init /\ [][Next]_vars /\ Fairness
 
 (* What is visible in the snapshot that was dispatched is in a dispatch: a late commit is not passed over. *)
-NothingIsPassedOver == \A n \in committed : IsVisible(n, closed) => n \in Range(dispatches)
+NothingIsPassedOver == {n \in committed : IsVisible(n, closed)} \subseteq Range(dispatches)
 
 (* Nothing is dispatched twice, or before its commit. *)
 OnceAndCommitted ==
     /\ Range(dispatches) \subseteq committed
-    /\ \A i, j \in DOMAIN dispatches : i # j => dispatches[i] # dispatches[j]
+    /\ Cardinality(Range(dispatches)) = Len(dispatches)
 
 (* A group has handled all that it has confirmed, and all that it has still to read is stored. *)
 NothingIsSkipped ==

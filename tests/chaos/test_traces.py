@@ -11,20 +11,26 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
 from queuekeeper.embedded import RedisServer
 from tests.chaos.compacted_trace import CompactedTrace
 from tests.chaos.compacted_wrong_steps import wrong_compacted_traces
+from tests.chaos.dispatch_trace import DispatchTrace
+from tests.chaos.dispatch_wrong_steps import wrong_dispatch_traces
 from tests.chaos.fanout_trace import FanoutTrace
 from tests.chaos.fanout_wrong_steps import wrong_fanout_traces
+from tests.chaos.save_trace import SaveTrace
+from tests.chaos.save_wrong_steps import wrong_save_traces
 from tests.chaos.traced_compacted import TracedCompacted
+from tests.chaos.traced_events import TracedEvents
 from tests.chaos.traced_fanout import TracedFanout
-from tests.chaos.traced_processes import TracedProcesses
+from tests.chaos.traced_saves import TracedSaves
 from tests.conftest import REDIS_FLAVOURS, nightly
 
 pytestmark = pytest.mark.chaos
@@ -32,81 +38,105 @@ pytestmark = pytest.mark.chaos
 ASKED_SEEDS = int(os.environ.get("TRACE_SEEDS") or 0)
 FIRST_SEED = int(os.environ.get("TRACE_FIRST_SEED") or 1)
 SEEDS = range(FIRST_SEED, FIRST_SEED + ASKED_SEEDS) or [1, *nightly(2, 3, 4)]
-STRIKES = ("worker", "worker", "publisher", "server", "end of a worker")
-STRIKES_ON_COMPACTED = ("consumer", "take-over", "producer", "collector", "server")
 HAPPENED = "what has happened"
+ENOUGH_FOR_ALL_SEED = 5
 
-Queue = TypeVar("Queue", bound=TracedProcesses)
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What is put under load, and held to its model.
+
+    :param load: runs the processes, and kills whom a strike names.
+    :param trace: makes a trace of what they have written down.
+    :param wrong: makes traces with a wrong step each, or says with ``LookupError`` that the trace has no place for one.
+    :param strikes: those of a seed.
+    :param ends: strikes that bring about a place for each wrong step in the end.
+    """
+
+    load: type[Any]
+    trace: type[Any]
+    wrong: Callable[[Any], dict[str, Any]]
+    strikes: Callable[[random.Random], list[str]]
+    ends: tuple[str, ...]
+
+
+TRACED = {
+    "fan-out queue": Traced(
+        load=TracedFanout,
+        trace=FanoutTrace,
+        wrong=wrong_fanout_traces,
+        strikes=lambda dice: dice.choices(("worker", "worker", "publisher", "server", "end of a worker"), k=6),
+        ends=("worker", "end of a worker"),
+    ),
+    "compacted queue": Traced(
+        load=TracedCompacted,
+        trace=CompactedTrace,
+        wrong=wrong_compacted_traces,
+        strikes=lambda dice: dice.sample(("consumer", "take-over", "producer", "collector", "server"), k=5),
+        ends=("take-over", "consumer"),
+    ),
+    "session": Traced(
+        load=TracedSaves,
+        trace=SaveTrace,
+        wrong=wrong_save_traces,
+        strikes=lambda dice: dice.choices(("a", "b", "a", "tbmq", "reader", "server"), k=4),
+        ends=("a", "reader"),
+    ),
+    "event broker": Traced(
+        load=TracedEvents,
+        trace=DispatchTrace,
+        wrong=wrong_dispatch_traces,
+        strikes=lambda dice: dice.choices(
+            ("publisher", "dispatcher", "dispatcher", "consumer", "end of a consumer", "connections", "server"), k=4
+        ),
+        ends=("consumer", "dispatcher"),
+    ),
+}
 
 
 @pytest.fixture
-def queue_of(redis_server_factory: Callable[..., RedisServer], tmp_path: Path) -> Callable[[type[Queue], int], Queue]:
-    """Make the queue of a seed, on a server of its own."""
+def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Traced, int], Any]:
+    """Make what is put under load by a seed, on a server that may be killed."""
 
-    def make(kind: type[Queue], seed: int) -> Queue:
-        server = redis_server_factory(flavour=REDIS_FLAVOURS[seed % len(REDIS_FLAVOURS)], appendfsync="always")
-        return kind(server, tmp_path, seed)
+    def make(traced: Traced, seed: int) -> Any:
+        if traced.load is TracedEvents:
+            postgres_server, url = (request.getfixturevalue(name) for name in ("postgres_server", "postgres_url"))
+            return TracedEvents(postgres_server, url, tmp_path, seed)
+        factory: Callable[..., RedisServer] = request.getfixturevalue("redis_server_factory")
+        server = factory(flavour=REDIS_FLAVOURS[seed % len(REDIS_FLAVOURS)], appendfsync="always")
+        return traced.load(server, tmp_path, seed)
 
     return make
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_fanout_queue_takes_no_step_that_its_model_does_not_allow(
-    queue_of: Callable[[type[TracedFanout], int], TracedFanout], seed: int
+@pytest.mark.parametrize("name", TRACED)
+def test_no_step_is_taken_that_the_model_does_not_allow(
+    loaded: Callable[[Traced, int], Any], name: str, seed: int
 ) -> None:
-    queue = queue_of(TracedFanout, seed)
-    queue.run(random.Random(seed).choices(STRIKES, k=6))
-    found = FanoutTrace(queue.folder)
+    traced = TRACED[name]
+    load = loaded(traced, seed)
+    load.run(traced.strikes(random.Random(seed)))
+    found = traced.trace(load.folder)
     stuck = [str(each) for each in found.replay({HAPPENED: found.lanes()})]
-    assert stuck == [], "\n".join([*queue.story, *stuck, f"traces: {queue.folder}"])
+    assert stuck == [], "\n".join([*load.story, *stuck, f"traces: {load.folder}"])
 
 
-def test_wrong_step_of_a_fanout_queue_is_found_in_its_trace(
-    queue_of: Callable[[type[TracedFanout], int], TracedFanout],
-) -> None:
-    queue = queue_of(TracedFanout, 5)
+@pytest.mark.parametrize("name", ["fan-out queue", *nightly("compacted queue", "session", "event broker")])
+def test_wrong_step_is_found_in_the_trace(loaded: Callable[[Traced, int], Any], name: str) -> None:
+    traced = TRACED[name]
+    load = loaded(traced, ENOUGH_FOR_ALL_SEED)
 
     def until_all_can_be_wrong() -> Iterator[str]:
-        for strike in cycle(("worker", "end of a worker")):
+        for strike in cycle(traced.ends):
             yield strike
             with suppress(LookupError):
-                wrong_fanout_traces(FanoutTrace(queue.folder).lanes())
+                traced.wrong(traced.trace(load.folder).lanes())
                 return
 
-    queue.run(until_all_can_be_wrong())
-    found = FanoutTrace(queue.folder)
+    load.run(until_all_can_be_wrong())
+    found = traced.trace(load.folder)
     trace = found.lanes()
-    wrong = wrong_fanout_traces(trace)
-    stuck = {each.name for each in found.replay({HAPPENED: trace} | wrong)}
-    assert stuck == wrong.keys()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_compacted_queue_takes_no_step_that_its_model_does_not_allow(
-    queue_of: Callable[[type[TracedCompacted], int], TracedCompacted], seed: int
-) -> None:
-    queue = queue_of(TracedCompacted, seed)
-    queue.run(random.Random(seed).sample(STRIKES_ON_COMPACTED, k=len(STRIKES_ON_COMPACTED)))
-    found = CompactedTrace(queue.folder)
-    stuck = [str(each) for each in found.replay({HAPPENED: found.lanes()})]
-    assert stuck == [], "\n".join([*queue.story, *stuck, f"traces: {queue.folder}"])
-
-
-def test_wrong_step_of_a_compacted_queue_is_found_in_its_trace(
-    queue_of: Callable[[type[TracedCompacted], int], TracedCompacted],
-) -> None:
-    queue = queue_of(TracedCompacted, 5)
-
-    def until_all_can_be_wrong() -> Iterator[str]:
-        for strike in cycle(("take-over", "consumer")):
-            yield strike
-            with suppress(LookupError):
-                wrong_compacted_traces(CompactedTrace(queue.folder).lanes())
-                return
-
-    queue.run(until_all_can_be_wrong())
-    found = CompactedTrace(queue.folder)
-    trace = found.lanes()
-    wrong = wrong_compacted_traces(trace)
+    wrong = traced.wrong(trace)
     stuck = {each.name for each in found.replay({HAPPENED: trace} | wrong)}
     assert stuck == wrong.keys()
