@@ -174,6 +174,9 @@ test-pythons: ## Unit, lua, sql and conformance on newer Pythons (PYTHONS="3.13"
 # make test plays one of these runs, make test-nightly five; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
 NIGHTLY_SEEDS ?= 200
 
+# Those of simulated migrations: a failed one is met again, with its history, by SIMULATED_SEEDS=1 SIMULATED_FIRST_SEED=number.
+NIGHTLY_SIMULATED ?= 2000
+
 # Those of PYTHONS that this machine has.
 NEWER_PYTHONS = $(strip $(foreach version,$(PYTHONS),$(if $(shell python$(version) -c 'print(1)' 2>/dev/null),$(version))))
 
@@ -182,9 +185,10 @@ prove: setup ## Search all states of the models in proofs/, and find that each o
 	@$(BIN)/python -m scripts.prove $(ARGS)
 
 .PHONY: nightly
-nightly: setup-tests ## 200 migrations under load, somebody killed in each, and traces (NIGHTLY_SEEDS=20), one by seconds, newer Pythons
+nightly: setup-tests ## 200 migrations under load, somebody killed in each, and traces (NIGHTLY_SEEDS=20), 2,000 simulated ones, one by seconds, newer Pythons
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
 	@TRACE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_traces.py -n 2 --dist load $(ARGS)
+	@SIMULATED_SEEDS=$(NIGHTLY_SIMULATED) $(PYTEST) tests/chaos/test_simulated_sessions.py -n 2 --dist load $(ARGS)
 	@$(MAKE) bench-online-migration ARGS=
 	@$(MAKE) test-pythons PYTHONS="$(NEWER_PYTHONS)" ARGS=
 	@echo "newer Pythons tested: $(or $(NEWER_PYTHONS),none)"
