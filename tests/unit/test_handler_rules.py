@@ -147,6 +147,17 @@ def test_handler_that_does_not_take_a_message_alone_is_refused_before_it_fails_o
         store.handler()(work)
 
 
+def test_decorated_function_is_asked_what_its_decorator_takes() -> None:
+    def bill(message: Any, database: str) -> str:
+        return f"{message} in {database}"
+
+    @functools.wraps(bill)
+    def with_database(message: Any) -> str:
+        return bill(message, "accounts")
+
+    assert fanout.handler()(with_database).work is with_database
+
+
 def test_handler_may_have_more_arguments_with_defaults_and_need_not_show_its_signature() -> None:
     works: list[Any] = [
         lambda message, tries=3: (message, tries),

@@ -37,8 +37,8 @@ class RetryRules:
         events become dead letters. With ``None``, the default, the order is kept: later events wait, and the delivery
         comes again until it is done.
     :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the events
-        become dead letters at once, also where the order is kept. A group of
-        exceptions, as of a ``TaskGroup``, counts as one if it holds one.
+        become dead letters at once, also where the order is kept. A group of exceptions, as of a ``TaskGroup``, counts
+        as one if it holds one.
     :param time_limit_ms: time in ms that a handler may take for a delivery; then it has failed with
         :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
         raised once the handler runs Python code rather than a query or a sleep.

@@ -30,8 +30,7 @@ class RetryRules:
     :param jitter: largest share of a delay that is left out at random, 0.5 by default, so that messages that failed
         together are not retried together.
     :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the message
-        becomes a dead letter at once. A group of
-        exceptions, as of a ``TaskGroup``, counts as one if it holds one.
+        becomes a dead letter at once. A group of exceptions, as of a ``TaskGroup``, counts as one if it holds one.
     :param time_limit_ms: time in ms that a handler may take for a message; then it has failed with
         :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
         raised once the handler runs Python code rather than a query or a sleep.

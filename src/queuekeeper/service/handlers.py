@@ -120,7 +120,8 @@ def _check_work(work: Callable[..., Any]) -> None:
     if is_generator_function(work):
         raise UsageError("work is a generator function: its code would never run; write it without yield")
     try:
-        signature = inspect.signature(work)
+        # A decorator may give a function more than the message, and still be named as that function.
+        signature = inspect.signature(work, follow_wrapped=False)
     except (TypeError, ValueError):
         # Functions written in C need not show theirs.
         return
