@@ -208,7 +208,11 @@ def test_step_with_devices_connected_is_the_same_record_from_task_and_command(
     names = ("arm", "catch_up", "verify", "roll_back", "commit")
     does: Any = {name: lambda *_, **__: moved for name in names}
     does |= {name: lambda *_, **__: soaked for name in ("soak", "look_at_soak")}
-    does |= {"mirror": lambda *_, **__: mirrored, "too_far_behind": lambda *_, **__: ""}
+    does |= {
+        "mirror": lambda *_, **__: mirrored,
+        "too_far_behind": lambda *_, **__: "",
+        "committed_before": lambda *_: 1,
+    }
     monkeypatch.setattr(OnPlan, "driver", lambda *_: SimpleNamespace(**does))
     kind, given = STEPS[step]
     if step != "roll-back":

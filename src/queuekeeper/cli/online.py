@@ -304,7 +304,7 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
         )
     stay = ""
     if verb == "roll back":
-        would["committed"] = sum(each.of(owner) - each.mirrored for each in here)
+        would["committed"] = sum(each.committed_to(owner) for each in here)
         stay = staying(would["committed"])
     told = f"{number_of(clients, 'client')} of {number_of(len(found), 'cohort')} {words}; nothing was changed.{stay}"
     return Shown(would, lambda: [told])

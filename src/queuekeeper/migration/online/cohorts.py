@@ -70,6 +70,10 @@ class OwnerCounts:
         """Return how many clients a store owns."""
         return {"postgres": self.postgres, "redis": self.redis, "packed": self.packed}[owner]
 
+    def committed_to(self, target: Owner) -> int:
+        """Return how many of the target's clients an earlier migration has committed."""
+        return self.of(target) - self.mirrored
+
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
@@ -305,7 +309,7 @@ class OnlineCohorts:
         """Return how many clients of cohorts an earlier migration has left with an owner for good."""
         wanted = {each.cohort for each in self.load(plan_id, cohorts)}
         counts = [each for each in self.owner_counts(plan_id) if each.cohort in wanted]
-        return sum(each.of(owner) - each.mirrored for each in counts)
+        return sum(each.committed_to(owner) for each in counts)
 
     # --- control -----------------------------------------------------------------------------------------------
 
