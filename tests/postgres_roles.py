@@ -38,6 +38,14 @@ def new_role(connection: Connection, name: str) -> Iterator[str]:
         connection.execute(f"DROP ROLE {role}")
 
 
+@contextmanager
+def new_login(connection: Connection, name: str, *, url: str) -> Iterator[str]:
+    """Make such a role that may connect, and give the address of the database for it."""
+    with new_role(connection, name) as role:
+        connection.execute(f"ALTER ROLE {role} LOGIN PASSWORD '{WORD}'")
+        yield role_url(url, role.strip('"'))
+
+
 def script(*jobs: str, prefix: str) -> str:
     """Return what the command prints, of all jobs when none is named."""
     arguments = [word for job in jobs for word in ("--job", job)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration
-from queuekeeper.postgres import connect
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
@@ -53,13 +54,20 @@ def dice(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{SEED} {request.node.name}")
 
 
+@contextmanager
+def template_of(server: PostgresServer, purpose: str, prepare: Callable[[Connection], Any]) -> Iterator[str]:
+    """Make a database that tests copy, on a server that they may kill; give its name."""
+    name = new_template(server, purpose, prepare)
+    yield name
+    server.start()
+    server.drop_database(name)
+
+
 @pytest.fixture(scope="module")
 def online_template(postgres_server: PostgresServer) -> Iterator[str]:
     """Name of a database with all tables of an online migration, of which tests make copies."""
-    name = new_template(postgres_server, "online", prepare)
-    yield name
-    postgres_server.start()
-    postgres_server.drop_database(name)
+    with template_of(postgres_server, "online", prepare) as name:
+        yield name
 
 
 @dataclass(frozen=True, kw_only=True)

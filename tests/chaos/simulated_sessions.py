@@ -73,13 +73,9 @@ class Simulation:
         self, network: Network, dice: random.Random, *, plan: MigrationPlan, postgres_url: str, redis_url: str
     ) -> None:
         self.sessions = [Session(client_id) for client_id in CLIENTS]
-        self._network = network
-        self._dice = dice
-        self._plan = plan
-        self._postgres_url = postgres_url
-        self._redis_url = redis_url
+        self._network, self._dice, self._plan = network, dice, plan
+        self._postgres_url, self._redis_url = postgres_url, redis_url
         self._busy = True
-        self._owed: set[str] = set()
 
     async def run(self) -> None:
         """Let all work, and things go wrong, for a while; then look at what is there.

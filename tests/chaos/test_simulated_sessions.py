@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.embedded import PostgresServer
+from tests.chaos.conftest import template_of
 from tests.chaos.online_scenarios import POSTGRES_VARIABLE, REDIS_VARIABLE, VIOLATED
 from tests.chaos.simulated_sessions import BROKEN, prepare_world
-from tests.conftest import new_template, nightly
+from tests.conftest import nightly
 
 pytestmark = pytest.mark.chaos
 
@@ -36,10 +37,8 @@ Played = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def template(postgres_server: PostgresServer) -> Iterator[str]:
     """Name of a database with an armed migration, and with a clock that is set by hand."""
-    name = new_template(postgres_server, "simulated", prepare_world)
-    yield name
-    postgres_server.start()
-    postgres_server.drop_database(name)
+    with template_of(postgres_server, "simulated", prepare_world) as name:
+        yield name
 
 
 @pytest.fixture

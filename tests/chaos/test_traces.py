@@ -11,10 +11,9 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,55 +41,36 @@ HAPPENED = "what has happened"
 ENOUGH_FOR_ALL_SEED = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traced:
+class Traced(NamedTuple):
     """What is put under load, and held to its model.
 
-    :param load: runs the processes, and kills whom a strike names.
-    :param trace: makes a trace of what they have written down.
-    :param wrong: makes traces with a wrong step each, or says with ``LookupError`` that the trace has no place for one.
-    :param strikes: those of a seed.
-    :param ends: strikes that bring about a place for each wrong step in the end.
+    :ivar load: runs the processes, and kills whom a strike names.
+    :ivar trace: makes a trace of what they have written down.
+    :ivar wrong: makes traces with a wrong step each, or says with ``LookupError`` that the trace has no place for one.
+    :ivar strikes: who may be struck; the server always may.
+    :ivar number: of the strikes of a seed.
+    :ivar ends: strikes that bring about a place for each wrong step in the end.
     """
 
     load: type[Any]
     trace: type[Any]
     wrong: Callable[[Any], dict[str, Any]]
-    strikes: Callable[[random.Random], list[str]]
+    number: int
+    strikes: tuple[str, ...]
     ends: tuple[str, ...]
 
 
+FANOUT = ("worker", "worker", "publisher", "end of a worker")
+COMPACTED = ("consumer", "take-over", "producer", "collector")
+SESSION = ("a", "b", "a", "tbmq", "reader")
+EVENTS = ("publisher", "dispatcher", "dispatcher", "consumer", "end of a consumer", "connections")
 TRACED = {
-    "fan-out queue": Traced(
-        load=TracedFanout,
-        trace=FanoutTrace,
-        wrong=wrong_fanout_traces,
-        strikes=lambda dice: dice.choices(("worker", "worker", "publisher", "server", "end of a worker"), k=6),
-        ends=("worker", "end of a worker"),
-    ),
+    "fan-out queue": Traced(TracedFanout, FanoutTrace, wrong_fanout_traces, 6, FANOUT, ("worker", "end of a worker")),
     "compacted queue": Traced(
-        load=TracedCompacted,
-        trace=CompactedTrace,
-        wrong=wrong_compacted_traces,
-        strikes=lambda dice: dice.sample(("consumer", "take-over", "producer", "collector", "server"), k=5),
-        ends=("take-over", "consumer"),
+        TracedCompacted, CompactedTrace, wrong_compacted_traces, 6, COMPACTED, ("take-over", "consumer")
     ),
-    "session": Traced(
-        load=TracedSaves,
-        trace=SaveTrace,
-        wrong=wrong_save_traces,
-        strikes=lambda dice: dice.choices(("a", "b", "a", "tbmq", "reader", "server"), k=4),
-        ends=("a", "reader"),
-    ),
-    "event broker": Traced(
-        load=TracedEvents,
-        trace=DispatchTrace,
-        wrong=wrong_dispatch_traces,
-        strikes=lambda dice: dice.choices(
-            ("publisher", "dispatcher", "dispatcher", "consumer", "end of a consumer", "connections", "server"), k=4
-        ),
-        ends=("consumer", "dispatcher"),
-    ),
+    "session": Traced(TracedSaves, SaveTrace, wrong_save_traces, 4, SESSION, ("a", "reader")),
+    "event broker": Traced(TracedEvents, DispatchTrace, wrong_dispatch_traces, 4, EVENTS, ("consumer", "dispatcher")),
 }
 
 
@@ -116,7 +96,7 @@ def test_no_step_is_taken_that_the_model_does_not_allow(
 ) -> None:
     traced = TRACED[name]
     load = loaded(traced, seed)
-    load.run(traced.strikes(random.Random(seed)))
+    load.run(random.Random(seed).choices((*traced.strikes, "server"), k=traced.number))
     found = traced.trace(load.folder)
     stuck = [str(each) for each in found.replay({HAPPENED: found.lanes()})]
     assert stuck == [], "\n".join([*load.story, *stuck, f"traces: {load.folder}"])

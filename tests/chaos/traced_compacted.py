@@ -17,9 +17,7 @@ from queuekeeper.compacted.model import Append, Position, Refill, Retention, Ret
 from queuekeeper.compacted.producer import CompactedProducer
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.compacted.reports import CompactedMessage
-from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import ServerUnavailable, StaleEpoch, UnknownQueue
-from tests.chaos.online_load import Child
 from tests.chaos.trace_recorder import record_scripts
 from tests.chaos.traced_processes import READY, TracedOnRedis, stop_by_signal
 from tests.patience import PATIENCE_S
@@ -145,23 +143,15 @@ def _queues(client: redis_client.RedisClient) -> CompactedQueues:
 class TracedCompacted(TracedOnRedis):
     """A queue with two producers, a consumer and a collector, each in a process of its own."""
 
-    def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
-        super().__init__(server, folder, seed)
-        self._producers: list[Child] = []
-
     def run(self, strikes: Iterable[str]) -> None:
         """Load the queue, strike one after the other, then let the consumer come to the end."""
         with ExitStack() as stack:
-            self._producers = [self.begin(produce, stack) for _ in range(2)]
+            producers = [self.begin(produce, stack) for _ in range(2)]
             consumer, collector = self.begin(consume, stack), self.begin(look_after, stack)
-            self.pass_time()
-            for strike in strikes:
-                self.story.append(strike)
-                if strike == "server":
-                    self.restart_server()
-                elif strike == "producer":
-                    self.kill(self._producers.pop(0))
-                    self._producers.append(self.begin(produce, stack))
+            for strike in self.struck(strikes):
+                if strike == "producer":
+                    self.kill(producers.pop(0))
+                    producers.append(self.begin(produce, stack))
                 elif strike == "collector":
                     self.kill(collector)
                     collector = self.begin(look_after, stack)
@@ -171,6 +161,5 @@ class TracedCompacted(TracedOnRedis):
                 else:
                     replaced, consumer = consumer, self.begin(consume, stack)
                     assert replaced.wait(PATIENCE_S) == 0, replaced.text
-                self.pass_time()
-            for each in [*self._producers, consumer, collector]:
+            for each in [*producers, consumer, collector]:
                 each.end()

@@ -271,19 +271,14 @@ class TracedEvents(TracedProcesses):
                 "publisher": [self.begin(publish, stack)],
             }
             begins = {"dispatcher": dispatch, "consumer": consume, "publisher": publish}
-            self.pass_time()
-            for strike in strikes:
-                self.story.append(strike)
-                if strike == "server":
-                    self.restart_server()
-                elif strike == "connections":
+            for strike in self.struck(strikes):
+                if strike == "connections":
                     self._end_connections()
                 else:
                     kind = strike.rpartition(" ")[2]
                     victim = workers[kind].pop(self.dice.randrange(len(workers[kind])))
                     victim.end() if strike.startswith("end") else self.kill(victim)
                     workers[kind].append(self.begin(begins[kind], stack))
-                self.pass_time()
             for publisher in workers["publisher"]:
                 publisher.end()
             until(self._is_read, what="all events are read")

@@ -10,7 +10,6 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from queuekeeper import redis_client
-from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.fanout.consumer import FanoutConsumer
 from queuekeeper.fanout.consumption import WorkRules
@@ -18,7 +17,6 @@ from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.fanout.reports import FanoutMessage
 from tests.chaos.fanout_load import FIFO, ORDERED
-from tests.chaos.online_load import Child
 from tests.chaos.support import until
 from tests.chaos.trace_recorder import record_scripts
 from tests.chaos.traced_processes import READY, TracedOnRedis, stop_by_signal
@@ -86,35 +84,26 @@ def _most_waiting(queues: FanoutQueues) -> int:
 class TracedFanout(TracedOnRedis):
     """A queue with a publisher and some workers, each in a process of its own."""
 
-    def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
-        super().__init__(server, folder, seed)
-        self._workers: list[Child] = []
-
     def run(self, strikes: Iterable[str]) -> None:
         """Load the queue, strike one after the other, then let the workers come to the end."""
         with ExitStack() as stack:
             publisher = self.begin(publish, stack)
             until(self._has_begun, what="something is published")
-            self._workers = [self.begin(work, stack) for _ in range(2)]
-            self.pass_time()
-            for strike in strikes:
-                self.story.append(strike)
-                if strike == "server":
-                    self.restart_server()
-                elif strike == "publisher":
+            workers = [self.begin(work, stack) for _ in range(2)]
+            for strike in self.struck(strikes):
+                if strike == "publisher":
                     self.kill(publisher)
                     publisher = self.begin(publish, stack)
                 else:
-                    victim = self._workers.pop(self.dice.randrange(len(self._workers)))
+                    victim = workers.pop(self.dice.randrange(len(workers)))
                     self.kill(victim) if strike == "worker" else victim.end()
-                    self._workers.append(self.begin(work, stack))
-                self.pass_time()
+                    workers.append(self.begin(work, stack))
             publisher.end()
             with redis_client.connect(self.url) as client:
                 queues = FanoutQueues(client)
                 with suppress(QueuekeeperError):
                     until(lambda: _most_waiting(queues) == 0, what="all messages are done")
-            for worker in self._workers:
+            for worker in workers:
                 worker.end()
 
     def _has_begun(self) -> bool:

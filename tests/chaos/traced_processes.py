@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -56,10 +56,17 @@ class TracedProcesses:
         until(lambda: READY in child.text, what="a process is ready")
         return child
 
-    def restart_server(self) -> None:
-        """Kill the server, and start it again."""
-        self._server.kill()
-        self._server.start()
+    def struck(self, strikes: Iterable[str]) -> Iterator[str]:
+        """Yield whom to strike, one after the other, and let the load go on in between; strike the server."""
+        self.pass_time()
+        for strike in strikes:
+            self.story.append(strike)
+            if strike == "server":
+                self._server.kill()
+                self._server.start()
+            else:
+                yield strike
+            self.pass_time()
 
     def pass_time(self) -> None:
         """Let the load go on for some time."""

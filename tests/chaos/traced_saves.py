@@ -212,14 +212,8 @@ class TracedSaves(TracedOnRedis):
             for name in WRITERS:
                 begin[name] = lambda name=name: self.begin(save, stack, name)  # type: ignore[misc]
             processes = {name: start() for name, start in begin.items()}
-            self.pass_time()
-            for strike in strikes:
-                self.story.append(strike)
-                if strike == "server":
-                    self.restart_server()
-                else:
-                    self.kill(processes[strike])
-                    processes[strike] = begin[strike]()
-                self.pass_time()
+            for strike in self.struck(strikes):
+                self.kill(processes[strike])
+                processes[strike] = begin[strike]()
             for process in processes.values():
                 process.end()

@@ -639,21 +639,28 @@ async def test_stop_does_not_wait_for_what_keeps_failing(world: World) -> None:
         assert [item.event.payload for item in (await world.broker.read("group")).items] == [1]
 
 
+class Stuck:
+    """A handler that has begun and does not end until it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
+
+    async def work(self, _: Delivery) -> None:
+        self.begun.set()
+        await self.over.wait()
+
+
 @both
 async def test_stop_ends_when_its_grace_is_over_and_stores_nothing_unfinished(world: World) -> None:
-    stuck, begun = asyncio.Event(), asyncio.Event()
-
-    async def work(_: Delivery) -> None:
-        begun.set()
-        await stuck.wait()
+    stuck = Stuck()
 
     consumer = world.consumer(grace_s=0.2)
-    await consumer.handle(work, name="stuck")
+    await consumer.handle(stuck.work, name="stuck")
     async with world.dispatching():
         async with consumer:
             await world.broker.publish(events([1]))
-            await asyncio.wait_for(begun.wait(), PATIENCE_S)
-        stuck.set()
+            await asyncio.wait_for(stuck.begun.wait(), PATIENCE_S)
+        stuck.over.set()
         await until(lambda: world.readers() == 0, what="the group to be free")
         assert [item.event.payload for item in (await world.broker.read("group")).items] == [1]
 
@@ -825,20 +832,16 @@ async def test_subscription_that_expires_soon_gets_signs_of_life_in_time(world: 
 
 @both
 async def test_consumer_that_waits_for_its_handlers_after_a_stop_gives_signs_of_life(world: World) -> None:
-    stuck, begun = asyncio.Event(), asyncio.Event()
-
-    async def work(_: Delivery) -> None:
-        begun.set()
-        await stuck.wait()
+    stuck = Stuck()
 
     def last_active() -> Any:
         return world.rows("SELECT last_active_at FROM pgmb.subscriptions")[0][0]
 
     consumer = world.consumer(sign_of_life_s=0.1, grace_s=10)
-    await consumer.handle(work, name="stuck")
+    await consumer.handle(stuck.work, name="stuck")
     async with world.dispatching(), consumer:
         await world.broker.publish(events([1]))
-        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        await asyncio.wait_for(stuck.begun.wait(), PATIENCE_S)
         served: Any = getattr(consumer, "consumer", consumer)
         served.stop()
         await until(lambda: served.operations._stop_at_s is not None, what="the stop")
@@ -851,7 +854,7 @@ async def test_consumer_that_waits_for_its_handlers_after_a_stop_gives_signs_of_
         try:
             await until(several, what="signs of life")
         finally:
-            stuck.set()
+            stuck.over.set()
 
 
 @both

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -287,27 +287,37 @@ def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: A
         assert report.look_again(run)["clean"]
 
 
+@contextmanager
+def _approved_shares(
+    client: Any, url: str, folder: Path, *, shares: int
+) -> Iterator[tuple[Engine, MaintenanceRuns, str, list[str]]]:
+    """Plan a run of some shares; give its engine, the runs, its id, and the names of its shares."""
+    with postgres.connect(url, autocommit=True) as connection:
+        schema_migrations.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = Engine(job=Renaming, client=client, undo_directory=folder)
+        plan = engine.plan(RenamingParameters(shares=shares))
+        run_id = engine.save(runs, plan).maintenance_run_id
+        runs.approve(run_id, "ada")
+        yield engine, runs, run_id, list(plan.share_names())
+
+
+def _fails(job: Renaming, step: Any) -> KeyCounts:
+    raise RefusedError("no room")
+
+
 def test_run_whose_share_failed_is_running_only_while_another_share_works(
     client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        schema_migrations.migrate(connection)
-        runs = MaintenanceRuns(connection)
-        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
-        plan = engine.plan(RenamingParameters(shares=3))
-        run_id = engine.save(runs, plan).maintenance_run_id
-        runs.approve(run_id, "ada")
-        first, second, third = plan.share_names()
+    with _approved_shares(client, postgres_url, tmp_path, shares=3) as (engine, runs, run_id, shares):
+        first, second, third = shares
         apply, seen = Renaming.apply, list[RunState]()
-
-        def fails(job: Renaming, step: Any) -> KeyCounts:
-            raise RefusedError("no room")
 
         def watched(job: Renaming, step: Any) -> KeyCounts:
             seen.append(runs.load(run_id).state)
             return apply(job, step)
 
-        monkeypatch.setattr(Renaming, "apply", fails)
+        monkeypatch.setattr(Renaming, "apply", _fails)
         with pytest.raises(RefusedError):
             engine.apply(runs, run_id, first)
         assert runs.load(run_id).state is RunState.FAILED
@@ -324,21 +334,11 @@ def test_run_whose_share_failed_is_running_only_while_another_share_works(
 def test_run_whose_share_failed_is_running_as_long_as_another_share_works(
     client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        schema_migrations.migrate(connection)
-        runs = MaintenanceRuns(connection)
-        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
-        plan = engine.plan(RenamingParameters(shares=2))
-        run_id = engine.save(runs, plan).maintenance_run_id
-        runs.approve(run_id, "ada")
-        first, second = plan.share_names()
+    with _approved_shares(client, postgres_url, tmp_path, shares=2) as (engine, runs, run_id, (first, second)):
         apply = Renaming.apply
 
-        def fails(job: Renaming, step: Any) -> KeyCounts:
-            raise RefusedError("no room")
-
         def meanwhile(job: Renaming, step: Any) -> KeyCounts:
-            monkeypatch.setattr(Renaming, "apply", fails)
+            monkeypatch.setattr(Renaming, "apply", _fails)
             with postgres.connect(postgres_url, autocommit=True) as other, pytest.raises(RefusedError):
                 engine.apply(MaintenanceRuns(other), run_id, first)
             assert runs.load(run_id).state is RunState.RUNNING

@@ -17,6 +17,7 @@ from queuekeeper.postgres import Connection
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from tests.postgres_roles import new_login
 
 pytestmark = pytest.mark.sql
 
@@ -51,15 +52,9 @@ def database(source: Connection, control_schema: None) -> Connection:
 @pytest.fixture
 def foreign(database: Connection, postgres_url: str) -> Iterator[psycopg.Connection]:
     """Connection of a role that may do what the vendor's broker may, and knows nothing of ours."""
-    role = f"broker_{database.info.dbname}"
-    database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
-    database.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {', '.join(TABLES)} TO {role}")
-    try:
-        with psycopg.connect(f"{postgres_url}?user={role}&password=plain", autocommit=True) as connection:
-            yield connection
-    finally:
-        database.execute(f"DROP OWNED BY {role}")
-        database.execute(f"DROP ROLE {role}")
+    with new_login(database, "broker", url=postgres_url) as url, psycopg.connect(url, autocommit=True) as connection:
+        database.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {', '.join(TABLES)} TO {connection.info.user}")
+        yield connection
 
 
 def own(connection: Connection, client_id: str, owner: str) -> None:

@@ -19,6 +19,7 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.store import Runs
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
+from tests.postgres_roles import new_login
 
 pytestmark = pytest.mark.sql
 
@@ -173,34 +174,21 @@ def test_view_gets_columns_that_its_file_adds_and_keeps_who_may_read_it(connecti
     assert connection.execute("SELECT one FROM queuekeeper.runs").fetchall() == []
 
 
-def test_who_may_not_change_the_schema_is_sent_to_its_owner(connection: Connection, postgres_url: str) -> None:
-    make_as_of(connection, len(RELEASED))
-    role = f"user_{connection.info.dbname}"
-    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
-    connection.execute(f"GRANT USAGE ON SCHEMA queuekeeper TO {role}")
-    connection.execute(f"GRANT SELECT ON queuekeeper.schema_migrations TO {role}")
-    try:
-        with postgres.connect(f"{postgres_url}?user={role}&password=plain") as plain:
-            with pytest.raises(RefusedError, match="have its owner run `queuekeeper database migrate`"):
-                schema_migrations.migrate(plain)
-            schema_migrations.migrate(connection)
-            assert schema_migrations.migrate(plain).applied == ()
-    finally:
-        connection.execute(f"DROP OWNED BY {role}")
-        connection.execute(f"DROP ROLE {role}")
-
-
 @pytest.fixture
 def plain(connection: Connection, postgres_url: str) -> Iterator[Connection]:
     """Connection of a role that may do nothing but connect."""
-    role = f"user_{connection.info.dbname}"
-    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
-    try:
-        with postgres.connect(f"{postgres_url}?user={role}&password=plain", autocommit=True) as opened:
-            yield opened
-    finally:
-        connection.execute(f"DROP OWNED BY {role} CASCADE")
-        connection.execute(f"DROP ROLE {role}")
+    with new_login(connection, "user", url=postgres_url) as url, postgres.connect(url, autocommit=True) as opened:
+        yield opened
+
+
+def test_who_may_not_change_the_schema_is_sent_to_its_owner(connection: Connection, plain: Connection) -> None:
+    make_as_of(connection, len(RELEASED))
+    connection.execute(f"GRANT USAGE ON SCHEMA queuekeeper TO {plain.info.user}")
+    connection.execute(f"GRANT SELECT ON queuekeeper.schema_migrations TO {plain.info.user}")
+    with pytest.raises(RefusedError, match="have its owner run `queuekeeper database migrate`"):
+        schema_migrations.migrate(plain)
+    schema_migrations.migrate(connection)
+    assert schema_migrations.migrate(plain).applied == ()
 
 
 def test_empty_schema_that_an_administrator_has_made_is_filled_by_its_owner(
