@@ -18,7 +18,7 @@ Hears(line) ==
     LET w == line.by IN
     IF line.heard /\ ~line.lost THEN
         /\ line.number <= done[w] + 1
-        /\ line.number % Calls = 1 => w \notin must_trim
+        /\ line.number % Calls = 1 /\ line.number > done[w] => w \notin must_trim
         /\ done' = [done EXCEPT ![w] = Most(@, line.number)]
         /\ known' = [known EXCEPT ![w] = last']
         /\ must_trim' = IF Cardinality(Waiting') > Limit THEN must_trim \union {w} ELSE must_trim \ {w}

@@ -106,7 +106,11 @@ class DispatchTrace:
                 how = "unknown" if how == "commit" else "abort"
                 from_s = each.begun.until_s if each.end is None else from_s
                 until_s = min(over_s, (from_s if until_s == inf else until_s) + LATE_S)
-            ended = [{"do": "end", "number": number, "of": each.first, "how": how} for number in each.numbers]
+            is_told = each.end is not None
+            ended = [
+                {"do": "end", "number": number, "of": each.first, "how": how, "is_told": is_told}
+                for number in each.numbers
+            ]
             yield from several(Asked(what="end", from_s=from_s, until_s=until_s, facts={}), ended, lost=False)
 
     # Dispatchers

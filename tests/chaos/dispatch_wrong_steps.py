@@ -51,7 +51,7 @@ _KINDS = {
     "a committed event is not stored": WrongStep(wanted={"do": "end", "how": "commit"}, change=left_out),
     "a committed event is taken back": WrongStep(wanted={"do": "end", "how": "commit"}, change=changed(how="abort")),
     "an event is stored that was taken back": WrongStep(
-        wanted={"do": "end", "how": "abort"}, change=changed(how="commit")
+        wanted={"do": "end", "how": "abort", "is_told": True}, change=changed(how="commit")
     ),
     "a transaction has no number": WrongStep(wanted={"do": "begin"}, change=left_out),
     "a page lacks an event": WrongStep(wanted=_READ, change=_numbers(lambda all_: all_[1:])),

@@ -131,4 +131,7 @@ def _tla(value: Any) -> str:
             return "{" + ", ".join(map(_tla, sorted(value))) + "}"
         case tuple():
             return "<<" + ", ".join(map(_tla, value)) + ">>"
+        case int() if value < 0:
+            # The models know no minus sign of one number.
+            return f"(0 - {-value})"
     return str(value)
