@@ -216,7 +216,7 @@ class Network:
         return link
 
     def by_our_clock(self, words: list[bytes]) -> list[bytes]:
-        """Return a command that has scripts read the time of the simulation."""
+        """Return a command that has scripts read the time of this loop."""
         if words[:2] == [b"SCRIPT", b"LOAD"]:
             changed = words[2].replace(_TIME, _OUR_TIME)
             self._scripts[sha1(words[2]).hexdigest().encode()] = sha1(changed).hexdigest().encode()
