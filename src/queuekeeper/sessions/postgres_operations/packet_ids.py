@@ -111,5 +111,7 @@ class PacketIdOperations(RoomOperations):
 
 def following_ids(last: int, count: int, in_use: Set[int]) -> list[int]:
     """Return the packet ids after the last one that are not in use; 1 follows 65,535."""
+    if not in_use:
+        return [(last + step) % MAX_PACKET_ID + 1 for step in range(count)]
     every = ((last + step) % MAX_PACKET_ID + 1 for step in range(MAX_PACKET_ID))
     return list(islice((packet_id for packet_id in every if packet_id not in in_use), count))

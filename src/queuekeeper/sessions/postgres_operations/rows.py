@@ -57,8 +57,14 @@ def row_of(
 def messages_queries(name: str, rows: Sequence[Row]) -> Iterator[Query]:
     """Return statements that write rows of messages, each up to its limit of rows."""
     for part in portions(rows, size=lambda row: len(row[_PAYLOAD]), most=BYTES_PER_STATEMENT):
-        columns = (list(column) for column in zip(*part, strict=True))
+        columns = (_sent(column) for column in zip(*part, strict=True))
         yield Query(name=name, parameters=dict(zip(_COLUMNS, columns, strict=True)))
+
+
+def _sent(column: Sequence[Any]) -> list[Any]:
+    """Return a column for ``unnest``, which fills up shorter ones: nothing is sent of a column that no row uses."""
+    is_empty = column[0] is None and all(value is None for value in column)
+    return [] if is_empty else list(column)
 
 
 def save_sessions_query(sessions: Sequence[Session]) -> Query:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 import orjson
 import psycopg
@@ -135,18 +135,18 @@ class SaveOperations(PacketIdOperations):
         rows: list[Row] = []
         changed: list[Session] = []
         batches: list[tuple[SessionSave, int, Sequence[int | None]]] = []
-        reports: list[SaveReport] = []
+        outcomes: list[SaveReport | _Placed] = []
         for save in saves:
             session = sessions[save.client_id]
-            report = self._replayed(save, session)
-            if report is None:
-                report, first_serial = yield from self._placed(save, session, rows)
+            outcome: SaveReport | _Placed | None = self._replayed(save, session)
+            if outcome is None:
+                outcome = yield from self._placed(save, session, rows)
                 # A save that stores nothing creates no session, as in Redis.
                 if session.stored or session.is_kept:
                     changed.append(session)
                     if save.source is not None:
-                        batches.append((save, first_serial, report.packet_ids))
-            reports.append(report)
+                        batches.append((save, outcome.first_serial, outcome.packet_ids))
+            outcomes.append(outcome)
         if changed:
             queries = [
                 *messages_queries("save_messages", rows),
@@ -166,15 +166,8 @@ class SaveOperations(PacketIdOperations):
             parameters = {"client_ids": for_nothing, "now_ms": None}
             yield Step(queries=(Query(name="remove_empty_sessions", parameters=parameters),))
         return [
-            report
-            if report.replayed
-            else replace(
-                report,
-                trimmed=sessions[report.client_id].trimmed,
-                trimmed_in_flight=sessions[report.client_id].trimmed_in_flight,
-                dead=sessions[report.client_id].dead,
-            )
-            for report in reports
+            outcome if isinstance(outcome, SaveReport) else outcome.report(sessions[save.client_id])
+            for save, outcome in zip(saves, outcomes, strict=True)
         ]
 
     def _replayed(self, save: SessionSave, session: Session) -> SaveReport | None:
@@ -208,12 +201,10 @@ class SaveOperations(PacketIdOperations):
             replayed=True,
         )
 
-    def _placed(self, save: SessionSave, session: Session, rows: list[Row]) -> Operation[tuple[SaveReport, int]]:
+    def _placed(self, save: SessionSave, session: Session, rows: list[Row]) -> Operation[_Placed]:
         """Give packet ids and serials to the messages of a save, and add the messages to store to the rows.
 
         When too few packet ids are free, the session is trimmed first, part by part as in Redis.
-
-        :returns: the report, and the serial of its first message.
         """
         parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
         serial = session.last_serial
@@ -233,14 +224,16 @@ class SaveOperations(PacketIdOperations):
             if MAX_PACKET_ID - len(in_use) < len(part.messages):
                 in_use = yield from self._free_packet_ids(session, len(part.messages), rows)
             packet_ids = following_ids(session.last_packet_id, len(part.messages), in_use)
-            live = [end_ms > session.now_ms for end_ms in part.ends_ms]
-            if session.used_packet_ids and any(live):
-                taken = [packet_id for packet_id, lives in zip(packet_ids, live, strict=True) if lives]
+            taken = [
+                packet_id for packet_id, end_ms in zip(packet_ids, part.ends_ms, strict=True) if end_ms > session.now_ms
+            ]
+            if session.used_packet_ids and taken:
                 yield from self._remove_replaced(session, taken)
-            for packet_id, lives, message, position, end_ms in zip(
-                packet_ids, live, part.messages, part.positions, part.ends_ms, strict=True
+                in_use.update(taken)
+            for packet_id, message, position, end_ms in zip(
+                packet_ids, part.messages, part.positions, part.ends_ms, strict=True
             ):
-                if not lives:
+                if end_ms <= session.now_ms:
                     refused[position] = Refusal.EXPIRED
                     continue
                 serial += 1
@@ -256,18 +249,37 @@ class SaveOperations(PacketIdOperations):
                         interval=signed(message.expiry_interval_s),
                     )
                 )
-            if any(live):
+            if taken:
                 session.last_packet_id, session.last_serial = packet_ids[-1], serial
-                session.stored += sum(live)
-                session.grow(sum(live))
-                if session.used_packet_ids:
-                    in_use.update(packet_id for packet_id, lives in zip(packet_ids, live, strict=True) if lives)
-        session.expired += sum(refusal is Refusal.EXPIRED for refusal in refused.values())
-        session.refused += sum(refusal is Refusal.EXPIRY_OUT_OF_RANGE for refusal in refused.values())
+                session.stored += len(taken)
+                session.grow(len(taken))
+        for refusal in refused.values():
+            session.expired += refusal is Refusal.EXPIRED
+            session.refused += refusal is Refusal.EXPIRY_OUT_OF_RANGE
         if session.stored:
             session.until_ms = self._until_ms(latest_ms)
-        report = SaveReport(client_id=save.client_id, packet_ids=tuple(given), serials=tuple(serials), refused=refused)
-        return report, first_serial
+        return _Placed(first_serial, tuple(given), tuple(serials), refused)
+
+
+class _Placed(NamedTuple):
+    """Packet ids and serials of a save's messages, by position; none for a message that is refused."""
+
+    first_serial: int
+    packet_ids: tuple[int | None, ...]
+    serials: tuple[int | None, ...]
+    refused: dict[int, Refusal]
+
+    def report(self, session: Session) -> SaveReport:
+        """Return the report of the save, once its session has room."""
+        return SaveReport(
+            client_id=session.client_id,
+            packet_ids=self.packet_ids,
+            serials=self.serials,
+            refused=self.refused,
+            trimmed=session.trimmed,
+            trimmed_in_flight=session.trimmed_in_flight,
+            dead=session.dead,
+        )
 
 
 def _refused(error: QueuekeeperError) -> dict[str, QueuekeeperError]:
