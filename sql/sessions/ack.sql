@@ -6,7 +6,7 @@ WITH doomed AS (
     SELECT
         msg.client_id,
         msg.serial_number
-    FROM unnest(%(packet_ids)s::int[], %(serials)s::bigint[]) AS confirmed (packet_id, serial_number)
+    FROM unnest(%(packet_ids)b::int[], %(serials)b::bigint[]) AS confirmed (packet_id, serial_number)
     INNER JOIN device_publish_msg AS msg ON confirmed.packet_id = msg.packet_id
     WHERE
         msg.client_id = %(client_id)s

@@ -10,7 +10,7 @@ SELECT
     given.batch_offset,
     -1 AS first_serial,
     '{}' AS packet_ids
-FROM unnest(%(sources)s::text[], %(offsets)s::bigint[]) AS given (source, batch_offset)
+FROM unnest(%(sources)b::text[], %(offsets)b::bigint[]) AS given (source, batch_offset)
 ORDER BY given.source
 ON CONFLICT (client_id, source) DO UPDATE
     SET

@@ -9,7 +9,7 @@ SELECT
     removed.expired,
     removed.quarantined
 FROM
-    unnest(%(client_ids)s::text[], %(expired)s::bigint[], %(quarantined)s::bigint[])
+    unnest(%(client_ids)b::text[], %(expired)b::bigint[], %(quarantined)b::bigint[])
         AS removed (client_id, expired, quarantined)
 INNER JOIN device_session_ctx AS ctx ON removed.client_id = ctx.client_id
 ORDER BY ctx.client_id

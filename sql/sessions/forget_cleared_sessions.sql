@@ -4,7 +4,7 @@
 -- index: session_states_pkey, device_session_ctx_pkey
 DELETE FROM queuekeeper.session_states AS state
 USING
-    unnest(%(client_ids)s::text[]) AS wanted (client_id)
+    unnest(%(client_ids)b::text[]) AS wanted (client_id)
 LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id
 WHERE
     state.client_id = wanted.client_id

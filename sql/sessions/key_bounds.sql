@@ -3,7 +3,7 @@
 -- params: shares, percent
 -- rows: one: (client ids, in the order of the key; null without rows)
 -- index: none; reads a sample
-SELECT percentile_disc(%(shares)s::float8[]) WITHIN GROUP (ORDER BY sample.client_id) AS bounds
+SELECT percentile_disc(%(shares)b::float8[]) WITHIN GROUP (ORDER BY sample.client_id) AS bounds
 FROM (
     SELECT client_id FROM device_publish_msg TABLESAMPLE SYSTEM (%(percent)s)
     UNION ALL

@@ -4,6 +4,6 @@
 -- index: device_session_ctx_pkey
 SELECT client_id
 FROM device_session_ctx
-WHERE client_id = any(%(client_ids)s::varchar[])
+WHERE client_id = any(%(client_ids)b::varchar[])
 ORDER BY client_id
 FOR UPDATE

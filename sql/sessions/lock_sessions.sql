@@ -10,7 +10,7 @@ SELECT
     -- The vendor's broker may have left messages without a session.
     coalesce(newest.serial_number, -1) AS last_serial_number,
     coalesce(newest.packet_id, 0) AS last_packet_id
-FROM unnest(%(client_ids)s::varchar[]) AS wanted (client_id)
+FROM unnest(%(client_ids)b::varchar[]) AS wanted (client_id)
 LEFT JOIN LATERAL (
     SELECT
         serial_number,

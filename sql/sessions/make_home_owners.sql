@@ -9,7 +9,7 @@ SELECT
     %(home)s::text AS owner,
     -- Redis may know an epoch of an earlier migration, and follows only a greater one.
     floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint AS epoch
-FROM unnest(%(client_ids)s::text[]) AS wanted (client_id)
+FROM unnest(%(client_ids)b::text[]) AS wanted (client_id)
 -- In the order of all writers.
 ORDER BY wanted.client_id
 ON CONFLICT DO NOTHING

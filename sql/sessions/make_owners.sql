@@ -15,7 +15,7 @@ WITH made AS (
         SELECT
             given.client_id,
             queuekeeper.key_slot(given.client_id) AS slot
-        FROM unnest(%(client_ids)s::text[]) AS given (client_id)
+        FROM unnest(%(client_ids)b::text[]) AS given (client_id)
     ) AS wanted
     INNER JOIN queuekeeper.online_cohorts AS cohort
         ON

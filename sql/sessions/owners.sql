@@ -3,7 +3,7 @@
 -- params: client_ids, epochs; epochs: null where the caller knows none
 -- rows: one, empty
 -- index: session_owners_pkey, online_cohorts_pkey
-SELECT queuekeeper.hold_owners(%(client_ids)s::text[], %(epochs)s::bigint[]);
+SELECT queuekeeper.hold_owners(%(client_ids)b::text[], %(epochs)b::bigint[]);
 
 -- name: own_sessions
 -- Hold sessions that PostgreSQL owns for writing until the transaction ends, and skip the others.
@@ -11,8 +11,8 @@ SELECT queuekeeper.hold_owners(%(client_ids)s::text[], %(epochs)s::bigint[]);
 -- rows: (client_id)
 -- index: session_owners_pkey, online_cohorts_pkey
 SELECT wanted.client_id
-FROM unnest(%(client_ids)s::text[]) AS wanted (client_id)
-LEFT JOIN queuekeeper.refused_owners(%(client_ids)s::text[], NULL) AS refused ON wanted.client_id = refused.session
+FROM unnest(%(client_ids)b::text[]) AS wanted (client_id)
+LEFT JOIN queuekeeper.refused_owners(%(client_ids)b::text[], NULL) AS refused ON wanted.client_id = refused.session
 WHERE refused.session IS NULL
 ORDER BY wanted.client_id;
 
@@ -37,7 +37,7 @@ SELECT set_config('queuekeeper.driver', (%(driver)s::bigint)::text, TRUE) AS dri
 -- rows: one: (sessions that are not to be written by the caller)
 -- index: session_owners_pkey, online_cohorts_pkey
 SELECT count(*) AS refused
-FROM queuekeeper.refused_owners(%(client_ids)s::text[], NULL);
+FROM queuekeeper.refused_owners(%(client_ids)b::text[], NULL);
 
 -- name: look_up_owners
 -- Return the owners of sessions.
@@ -49,7 +49,7 @@ SELECT
     -- include: owner_columns
     mirrored
 FROM queuekeeper.session_owners
-WHERE client_id = any(%(client_ids)s::text[]);
+WHERE client_id = any(%(client_ids)b::text[]);
 
 -- name: lock_owner
 -- Hold the row of a session's owner exclusively until the transaction ends.

@@ -7,7 +7,7 @@ WITH doomed AS (
         msg.client_id,
         msg.serial_number,
         wanted.reason
-    FROM unnest(%(serials)s::bigint[], %(reasons)s::text[]) AS wanted (serial_number, reason)
+    FROM unnest(%(serials)b::bigint[], %(reasons)b::text[]) AS wanted (serial_number, reason)
     INNER JOIN device_publish_msg AS msg ON wanted.serial_number = msg.serial_number
     WHERE msg.client_id = %(client_id)s
     ORDER BY msg.serial_number

@@ -20,7 +20,7 @@ WITH last_given AS (
             ELSE ctx.last_packet_id
         END AS last_packet_id
     FROM
-        unnest(%(client_ids)s::varchar[], %(sources)s::text[], %(counts)s::int[])
+        unnest(%(client_ids)b::varchar[], %(sources)b::text[], %(counts)b::int[])
             AS wanted (client_id, source, count)
     LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id
     LEFT JOIN LATERAL (

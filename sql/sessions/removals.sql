@@ -10,7 +10,7 @@ WITH doomed AS (
     FROM device_publish_msg
     WHERE
         client_id = %(client_id)s
-        AND serial_number = any(%(serials)s::bigint[])
+        AND serial_number = any(%(serials)b::bigint[])
     ORDER BY serial_number
     FOR UPDATE
 ),
@@ -38,7 +38,7 @@ WITH doomed AS (
     FROM device_publish_msg
     WHERE
         client_id = %(client_id)s
-        AND packet_id = any(%(packet_ids)s::int[])
+        AND packet_id = any(%(packet_ids)b::int[])
         AND queuekeeper.message_expires_at_ms(time, msg_expiry_interval, %(default_ttl_s)s)
         <= extract(EPOCH FROM statement_timestamp()) * 1000
     ORDER BY serial_number
@@ -92,7 +92,7 @@ WITH doomed AS (
     SELECT
         msg.client_id,
         msg.serial_number
-    FROM unnest(%(client_ids)s::varchar[]) AS wanted (client_id)
+    FROM unnest(%(client_ids)b::varchar[]) AS wanted (client_id)
     CROSS JOIN LATERAL (
         SELECT
             own.client_id,
@@ -154,7 +154,7 @@ WITH doomed AS (
         AND ctid < %(end_place)s::tid
         AND queuekeeper.message_expires_at_ms(time, msg_expiry_interval, %(default_ttl_s)s)
         <= extract(EPOCH FROM statement_timestamp()) * 1000
-        AND (%(client_ids)s::varchar[] IS NULL OR client_id = any(%(client_ids)s::varchar[]))
+        AND (%(client_ids)b::varchar[] IS NULL OR client_id = any(%(client_ids)b::varchar[]))
     FOR UPDATE SKIP LOCKED
 ),
 

@@ -4,7 +4,7 @@
 -- index: device_session_ctx_pkey, session_states_pkey, device_publish_msg_pkey
 WITH empty AS (
     SELECT wanted.client_id
-    FROM unnest(%(client_ids)s::varchar[]) AS wanted (client_id)
+    FROM unnest(%(client_ids)b::varchar[]) AS wanted (client_id)
     LEFT JOIN queuekeeper.session_states AS state ON wanted.client_id = state.client_id
     WHERE
         NOT EXISTS (

@@ -6,10 +6,10 @@ WITH removed AS (
     DELETE FROM device_publish_msg AS msg
     WHERE
         msg.client_id = %(client_id)s
-        AND (%(serials)s::bigint[] IS NULL OR msg.serial_number = any(%(serials)s::bigint[]))
+        AND (%(serials)b::bigint[] IS NULL OR msg.serial_number = any(%(serials)b::bigint[]))
         AND NOT EXISTS (
             SELECT 1 AS one
-            FROM unnest(%(kept)s::bigint[]) AS kept (serial_number)
+            FROM unnest(%(kept)b::bigint[]) AS kept (serial_number)
             WHERE kept.serial_number = msg.serial_number
         )
     RETURNING msg.serial_number

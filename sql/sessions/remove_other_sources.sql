@@ -5,4 +5,4 @@
 DELETE FROM queuekeeper.session_sources
 WHERE
     client_id = %(client_id)s
-    AND source <> all(%(sources)s::text[])
+    AND source <> all(%(sources)b::text[])

@@ -12,11 +12,11 @@ SELECT
     -- include: whole_message
     message.correlation_data
 FROM unnest(
-    %(client_ids)s::varchar[], %(serials)s::bigint[], %(topics)s::varchar[], %(times_ms)s::bigint[],
-    %(packet_ids)s::int[], %(packet_types)s::varchar[], %(qos)s::int[], %(payloads)s::bytea[],
-    %(user_properties)s::varchar[], %(retain)s::boolean[], %(expiry_intervals)s::int[],
-    %(payload_format_indicators)s::int[], %(content_types)s::varchar[], %(response_topics)s::varchar[],
-    %(correlation_data)s::bytea[]
+    %(client_ids)b::varchar[], %(serials)b::bigint[], %(topics)b::varchar[], %(times_ms)b::bigint[],
+    %(packet_ids)b::int[], %(packet_types)b::varchar[], %(qos)b::int[], %(payloads)b::bytea[],
+    %(user_properties)b::varchar[], %(retain)b::boolean[], %(expiry_intervals)b::int[],
+    %(payload_format_indicators)b::int[], %(content_types)b::varchar[], %(response_topics)b::varchar[],
+    %(correlation_data)b::bytea[]
 ) AS message (
     client_id, serial_number, topic, time, packet_id, packet_type, qos, payload, user_properties, retain,
     msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data

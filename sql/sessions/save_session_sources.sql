@@ -9,7 +9,7 @@ SELECT
     saved.source,
     saved.batch_offset,
     saved.first_serial,
-    (%(packet_ids)s::int[])[saved.upto - saved.length + 1:saved.upto] AS packet_ids
+    (%(packet_ids)b::int[])[saved.upto - saved.length + 1:saved.upto] AS packet_ids
 FROM (
     SELECT
         given.client_id,
@@ -19,8 +19,8 @@ FROM (
         given.length,
         sum(given.length) OVER (ORDER BY given.place) AS upto
     FROM unnest(
-        %(client_ids)s::text[], %(sources)s::text[], %(offsets)s::bigint[], %(first_serials)s::bigint[],
-        %(lengths)s::int[]
+        %(client_ids)b::text[], %(sources)b::text[], %(offsets)b::bigint[], %(first_serials)b::bigint[],
+        %(lengths)b::int[]
     ) WITH ORDINALITY AS given (client_id, source, batch_offset, first_serial, length, place)
 ) AS saved
 ON CONFLICT (client_id, source) DO UPDATE SET

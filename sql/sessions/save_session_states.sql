@@ -17,8 +17,8 @@ SELECT
     saved.refused
 FROM
     unnest(
-        %(client_ids)s::text[], %(last_serials)s::bigint[], %(message_bounds)s::int[], %(delivered_serials)s::bigint[],
-        %(until_ms)s::bigint[], %(trimmed)s::bigint[], %(expired)s::bigint[], %(refused)s::bigint[]
+        %(client_ids)b::text[], %(last_serials)b::bigint[], %(message_bounds)b::int[], %(delivered_serials)b::bigint[],
+        %(until_ms)b::bigint[], %(trimmed)b::bigint[], %(expired)b::bigint[], %(refused)b::bigint[]
     ) AS saved (client_id, known_serial, message_bound, delivered_serial, until_ms, trimmed, expired, refused)
 ORDER BY saved.client_id
 ON CONFLICT (client_id) DO UPDATE SET

@@ -7,6 +7,6 @@ SET
     last_serial_number = given.last_serial,
     last_packet_id = given.last_packet_id
 FROM
-    unnest(%(client_ids)s::varchar[], %(last_serials)s::bigint[], %(last_packet_ids)s::int[])
+    unnest(%(client_ids)b::varchar[], %(last_serials)b::bigint[], %(last_packet_ids)b::int[])
         AS given (client_id, last_serial, last_packet_id)
 WHERE ctx.client_id = given.client_id

@@ -17,7 +17,7 @@ WHERE
         OR packet_id IS NULL
         OR packet_id NOT BETWEEN %(packet_id_least)s AND %(packet_id_most)s
         OR packet_type IS NULL
-        OR packet_type != all(%(packet_type_words)s::text[])
+        OR packet_type != all(%(packet_type_words)b::text[])
         OR topic = ''
         OR octet_length(topic) > %(topic_most)s
         OR qos NOT BETWEEN %(qos_least)s AND %(qos_most)s

@@ -9,7 +9,7 @@ WITH doomed AS (
         oldest.serial_number,
         oldest.in_flight
     FROM
-        unnest(%(client_ids)s::varchar[], %(excess)s::int[], %(delivered_serials)s::bigint[])
+        unnest(%(client_ids)b::varchar[], %(excess)b::int[], %(delivered_serials)b::bigint[])
             AS wanted (client_id, excess, delivered_serial)
     CROSS JOIN LATERAL (
         SELECT
