@@ -1,3 +1,3 @@
 -- Only cohorts that this driver still drives: another driver may have taken them over.
-AND cohort = any(%(cohorts)s::int[])
+AND cohort = any(%(cohorts)b::int[])
 AND driver = %(driver)s

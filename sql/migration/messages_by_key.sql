@@ -5,6 +5,6 @@ SELECT
     message.client_id,
     -- include: whole_message
     message.correlation_data
-FROM unnest(%(client_ids)s::text[], %(serial_numbers)s::bigint[]) AS wanted (client_id, serial_number)
+FROM unnest(%(client_ids)b::text[], %(serial_numbers)b::bigint[]) AS wanted (client_id, serial_number)
 INNER JOIN device_publish_msg AS message
     ON wanted.client_id = message.client_id AND wanted.serial_number = message.serial_number

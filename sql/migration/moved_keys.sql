@@ -5,7 +5,7 @@
 SELECT
     wanted.client_id,
     wanted.serial_number
-FROM unnest(%(client_ids)s::text[], %(serial_numbers)s::bigint[]) AS wanted (client_id, serial_number)
+FROM unnest(%(client_ids)b::text[], %(serial_numbers)b::bigint[]) AS wanted (client_id, serial_number)
 WHERE
     NOT EXISTS (
         SELECT 1 AS one

@@ -5,4 +5,4 @@ SELECT
     client_id,
     last_packet_id
 FROM device_session_ctx
-WHERE client_id = any(%(client_ids)s::text[])
+WHERE client_id = any(%(client_ids)b::text[])

@@ -18,7 +18,7 @@ WITH looked_at AS (
                                 ELSE array(SELECT generate_series(0, %(cohort_count)s - 1))
                             END
                         ) AS cohort
-                    WHERE cohort <> all(%(cohorts)s::int[])
+                    WHERE cohort <> all(%(cohorts)b::int[])
                 )
         END AS unseen
     FROM queuekeeper.incidents

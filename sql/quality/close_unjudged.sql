@@ -13,7 +13,7 @@ WHERE
     AND closed_at IS NULL
     AND last_seen_at <= %(at)s
     AND sample_percent <= %(sample_percent)s
-    AND check_id <> all(%(checks)s::text[])
+    AND check_id <> all(%(checks)b::text[])
     -- Another suite may judge the same check: what it has found stays.
     AND (
         SELECT bool_and(results.suite = %(suite)s)

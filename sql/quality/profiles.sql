@@ -81,7 +81,7 @@ COPY queuekeeper.queue_profiles (
 DELETE FROM queuekeeper.queue_profiles
 WHERE
     profile_id = %(profile_id)s
-    AND cohort = any(%(cohorts)s::int[]);
+    AND cohort = any(%(cohorts)b::int[]);
 
 -- name: load_expiry_hours
 -- Load the hours in which messages expire.
@@ -119,7 +119,7 @@ ORDER BY hour_ms;
 -- rows: (bucket, queues, messages); the bucket is its place among the lower ends, from 1
 -- index: queue_profiles_pkey
 SELECT
-    width_bucket(live, %(lows)s::bigint[]) AS bucket,
+    width_bucket(live, %(lows)b::bigint[]) AS bucket,
     count(*) AS queues,
     sum(live)::bigint AS messages
 FROM queuekeeper.queue_profiles

@@ -7,11 +7,11 @@ SELECT DISTINCT
     queue.client_hash
 FROM queuekeeper.queue_profiles AS queue
 WHERE
-    queue.profile_id = any(%(profile_ids)s::text[])
-    AND queue.cohort = any(%(cohorts)s::int[])
-    AND (%(client_hashes)s::text[] IS NULL OR queue.client_hash = any(%(client_hashes)s::text[]))
+    queue.profile_id = any(%(profile_ids)b::text[])
+    AND queue.cohort = any(%(cohorts)b::int[])
+    AND (%(client_hashes)b::text[] IS NULL OR queue.client_hash = any(%(client_hashes)b::text[]))
     AND (
-        %(client_hashes)s::text[] IS NOT NULL
+        %(client_hashes)b::text[] IS NOT NULL
         OR CASE %(remedy)s::text
             WHEN 'repair_counter' THEN queue.counter_missing + queue.counter_invalid + queue.counter_behind > 0
             WHEN 'repair_ttl' THEN queue.without_ttl > 0 OR queue.ttl_too_long > 0

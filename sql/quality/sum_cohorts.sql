@@ -8,7 +8,7 @@ INSERT INTO queuekeeper.cohort_profiles (
 SELECT
     profiles.profile_id,
     chosen.cohort,
-    (%(shards)s::text[])[chosen.cohort + 1] AS shard,
+    (%(shards)b::text[])[chosen.cohort + 1] AS shard,
     count(queues.client_id) AS queues,
     coalesce(sum(queues.messages), 0) AS messages,
     coalesce(sum(queues.live), 0) AS live,

@@ -43,7 +43,7 @@ INNER JOIN LATERAL (
     WHERE attribute.attrelid = relation.oid AND attribute.attnum > 0
 ) AS widths ON widths.is_known
 WHERE
-    entries.indrelid = any(%(oids)s::oid[])
+    entries.indrelid = any(%(oids)b::oid[])
     AND relation.relkind = 'i'
     AND method.amname = 'btree'
     AND relation.reltuples >= 0

@@ -54,7 +54,7 @@ INNER JOIN pg_attribute AS attribute
     ON numbered.table_oid = attribute.attrelid AND numbered.column_number = attribute.attnum
 CROSS JOIN LATERAL (SELECT has_sequence_privilege(sequence.oid, 'SELECT, USAGE') AS may_read) AS rights
 WHERE
-    numbered.table_oid = any(%(oids)s::oid[])
+    numbered.table_oid = any(%(oids)b::oid[])
     AND NOT counted.seqcycle
     AND counted.seqincrement > 0
     AND (sequence.relpersistence = 'p' OR NOT pg_is_in_recovery())

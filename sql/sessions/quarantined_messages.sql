@@ -19,7 +19,7 @@ SELECT
     replayed_by
 FROM queuekeeper.session_quarantine
 WHERE
-    (%(quarantine_ids)b::numeric[] IS NULL OR quarantine_id = any(%(quarantine_ids)s))
+    (%(quarantine_ids)b::numeric[] IS NULL OR quarantine_id = any(%(quarantine_ids)b))
     AND (%(status)s::text IS NULL OR status = %(status)s)
     AND (%(reason)s::text IS NULL OR reason = %(reason)s)
     AND (%(client_id)s::text IS NULL OR client_id = %(client_id)s)

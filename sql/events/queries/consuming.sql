@@ -72,7 +72,7 @@ FROM pgmb.replay_events(%(group_id)s, %(subscription_id)s, %(after_event_id)s, %
 -- index: primary key of pgmb.subscriptions
 SELECT
     pgmb.fail_events(
-        s.id, %(ids)s::text[], %(handler)s, %(reason)s, %(attempts)s, %(retry_id)s
+        s.id, %(ids)b::text[], %(handler)s, %(reason)s, %(attempts)s, %(retry_id)s
     ) AS failed
 FROM pgmb.subscriptions AS s
 WHERE s.id = %(subscription_id)s;
@@ -85,7 +85,7 @@ WHERE s.id = %(subscription_id)s;
 SELECT
     pgmb.schedule_retry(
         %(subscription_id)s,
-        %(ids)s::text[],
+        %(ids)b::text[],
         %(retry_number)s,
         %(handler)s,
         make_interval(secs => %(delay_s)s),
@@ -101,7 +101,7 @@ SELECT
     d.id,
     octet_length(d.payload::text) + coalesce(octet_length(d.metadata::text), 0) AS bytes
 FROM pgmb.dead_letters AS d
-WHERE d.id = any(%(ids)s::bigint[]) AND d.replayed_at IS NULL
+WHERE d.id = any(%(ids)b::bigint[]) AND d.replayed_at IS NULL
 ORDER BY d.id;
 
 -- name: dead_letters
@@ -134,4 +134,4 @@ LIMIT %(limit)s;
 -- params: ids, subscription_id; no subscription for their own
 -- rows: how many
 -- index: primary key of pgmb.dead_letters
-SELECT pgmb.replay_dead_letters(%(ids)s::bigint[], %(subscription_id)s) AS replayed;
+SELECT pgmb.replay_dead_letters(%(ids)b::bigint[], %(subscription_id)s) AS replayed;

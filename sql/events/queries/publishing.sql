@@ -31,9 +31,9 @@ SELECT
         coalesce(
             %(due_at)s::timestamptz, clock_timestamp() + %(delay_ms)s::bigint * interval '1 ms'
         ),
-        (%(topics)s::text[])[1],
-        (%(payloads)s::jsonb[])[1],
-        (%(metadatas)s::jsonb[])[1],
+        (%(topics)b::text[])[1],
+        (%(payloads)b::jsonb[])[1],
+        (%(metadatas)b::jsonb[])[1],
         %(subscription_id)s
     ) AS id;
 

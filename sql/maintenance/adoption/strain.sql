@@ -12,6 +12,6 @@ SELECT
     ) AS waiting,
     (
         SELECT coalesce(sum(pg_total_relation_size(coalesce(each.relid, to_regclass(named.name)))), 0)::bigint
-        FROM unnest(%(copies)s::text[]) AS named (name)
+        FROM unnest(%(copies)b::text[]) AS named (name)
         LEFT JOIN LATERAL pg_partition_tree(to_regclass(named.name)) AS each ON TRUE
     ) AS bytes

@@ -17,6 +17,6 @@ WHERE
     held.locktype = 'relation'
     AND held.granted
     AND held.database = own.oid
-    AND held.relation = any(%(oids)s::oid[])
+    AND held.relation = any(%(oids)b::oid[])
     AND held.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY transaction_age_s DESC, held.pid ASC, relation ASC, held.mode ASC

@@ -9,5 +9,5 @@ SET
 WHERE
     table_name = %(table)s
     AND partition_oid = %(partition_oid)s::oid
-    AND state = any(%(former)s::text[])
+    AND state = any(%(former)b::text[])
 RETURNING retired_id

@@ -11,4 +11,4 @@ SELECT
     pg_total_relation_size(relation.oid) AS size_bytes
 FROM pg_class AS relation
 INNER JOIN pg_namespace AS namespace ON relation.relnamespace = namespace.oid
-WHERE relation.oid = any(%(oids)s::oid[])
+WHERE relation.oid = any(%(oids)b::oid[])

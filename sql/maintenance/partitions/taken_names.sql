@@ -9,4 +9,4 @@ FROM pg_class AS relation
 INNER JOIN pg_namespace AS namespace ON relation.relnamespace = namespace.oid
 WHERE
     namespace.nspname IN (%(schema_name)s, %(quarantine_schema)s)
-    AND relation.relname = any(%(names)s::text[])
+    AND relation.relname = any(%(names)b::text[])

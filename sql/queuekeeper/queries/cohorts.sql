@@ -35,7 +35,7 @@ UPDATE queuekeeper.cohorts
 SET state = %(state)s
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[]);
+    AND cohort = any(%(cohorts)b::int[]);
 
 -- name: delete_cohorts
 -- Delete the cohorts of a plan that is planned again.
@@ -53,7 +53,7 @@ WHERE plan_id = %(plan_id)s;
 SELECT
     cohort,
     pg_try_advisory_lock(%(class)s::int, cohort) AS locked
-FROM unnest(%(cohorts)s::int[]) AS wanted (cohort);
+FROM unnest(%(cohorts)b::int[]) AS wanted (cohort);
 
 -- name: unlock_cohorts
 -- Release cohorts that this session holds.
@@ -61,7 +61,7 @@ FROM unnest(%(cohorts)s::int[]) AS wanted (cohort);
 -- rows: one per cohort, without meaning
 -- index: none
 SELECT pg_advisory_unlock(%(class)s::int, cohort) AS unlocked
-FROM unnest(%(cohorts)s::int[]) AS held (cohort);
+FROM unnest(%(cohorts)b::int[]) AS held (cohort);
 
 -- name: cohort_lock_holder
 -- Find a session that holds one of the given cohorts of a plan.
@@ -79,7 +79,7 @@ WHERE
     AND locks.granted
     AND databases.datname = current_database()
     AND locks.classid = %(class)s::int::oid
-    AND locks.objid = any(%(cohorts)s::int[]::oid[])
+    AND locks.objid = any(%(cohorts)b::int[]::oid[])
     AND locks.objsubid = 2
     AND locks.pid <> pg_backend_pid()
 ORDER BY activity.backend_start NULLS LAST, locks.pid

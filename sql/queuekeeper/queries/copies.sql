@@ -25,7 +25,7 @@ FROM queuekeeper.progress
 WHERE
     plan_id = %(plan_id)s
     AND step = %(step)s
-    AND (%(parts)s::text[] IS NULL OR part = any(%(parts)s::text[]));
+    AND (%(parts)b::text[] IS NULL OR part = any(%(parts)b::text[]));
 
 -- name: record_throughput
 -- Record the number of messages that were done at an instant; returns how many samples there were before.

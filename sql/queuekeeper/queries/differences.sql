@@ -44,7 +44,7 @@ LIMIT %(maximum)s;
 DELETE FROM queuekeeper.differences
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[]);
+    AND cohort = any(%(cohorts)b::int[]);
 
 -- name: save_difference_count
 -- Store how many differences of one kind a cohort has.
@@ -75,4 +75,4 @@ ORDER BY found DESC, kind ASC;
 DELETE FROM queuekeeper.difference_counts
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[]);
+    AND cohort = any(%(cohorts)b::int[]);

@@ -9,7 +9,7 @@ WITH before AS (
     FROM queuekeeper.online_cohorts
     WHERE
         plan_id = %(plan_id)s
-        AND cohort = any(%(cohorts)s::int[])
+        AND cohort = any(%(cohorts)b::int[])
         AND driver = %(driver)s
     ORDER BY cohort
     FOR UPDATE

@@ -77,7 +77,7 @@ SET driver = taken.driver
 FROM taken
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
+    AND cohort = any(%(cohorts)b::int[])
 RETURNING taken.driver;
 
 -- name: set_online_state
@@ -188,7 +188,7 @@ DELETE FROM queuekeeper.session_owners AS owners
 USING queuekeeper.online_cohorts AS online
 WHERE
     online.plan_id = %(plan_id)s
-    AND online.cohort = any(%(cohorts)s::int[])
+    AND online.cohort = any(%(cohorts)b::int[])
     AND owners.slot BETWEEN online.slot_first AND online.slot_last
     AND owners.owner = online.source_owner
     AND NOT EXISTS (

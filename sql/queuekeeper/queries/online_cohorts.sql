@@ -17,5 +17,5 @@ SELECT
 FROM queuekeeper.online_cohorts
 WHERE
     plan_id = %(plan_id)s
-    AND (%(cohorts)s::int[] IS NULL OR cohort = any(%(cohorts)s::int[]))
+    AND (%(cohorts)b::int[] IS NULL OR cohort = any(%(cohorts)b::int[]))
 ORDER BY cohort

@@ -17,7 +17,7 @@ COPY queuekeeper.quarantine (
 DELETE FROM queuekeeper.quarantine
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
+    AND cohort = any(%(cohorts)b::int[])
     AND status = 'open';
 
 -- name: quarantine_status
@@ -69,7 +69,7 @@ SET
     status = 'open',
     assigned_packet_id = NULL,
     replayed_at = NULL
-WHERE quarantine_id = any(%(quarantine_ids)s::bigint[]);
+WHERE quarantine_id = any(%(quarantine_ids)b::bigint[]);
 
 -- name: replayed_keys
 -- List the source rows of some cohorts that were replayed already.
@@ -83,5 +83,5 @@ SELECT
 FROM queuekeeper.quarantine
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
+    AND cohort = any(%(cohorts)b::int[])
     AND status = 'replayed';

@@ -31,7 +31,7 @@ SELECT
     created_at,
     updated_at
 FROM queuekeeper.runs
-WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
+WHERE maintenance_run_id = any(%(maintenance_run_ids)b::text[])
 ORDER BY created_at DESC, maintenance_run_id ASC;
 
 -- name: known_runs
@@ -42,7 +42,7 @@ ORDER BY created_at DESC, maintenance_run_id ASC;
 SELECT maintenance_run_id
 FROM queuekeeper.runs
 WHERE
-    (%(kinds)s::text[] IS NULL OR kind = any(%(kinds)s::text[]))
+    (%(kinds)b::text[] IS NULL OR kind = any(%(kinds)b::text[]))
     AND (%(state)s::text IS NULL OR state = %(state)s)
 ORDER BY created_at DESC, maintenance_run_id ASC
 LIMIT %(maximum)s;
@@ -57,8 +57,8 @@ SELECT
     count(*) AS runs
 FROM queuekeeper.runs
 WHERE
-    %(kinds)s::text[] IS NULL
-    OR kind = any(%(kinds)s::text[])
+    %(kinds)b::text[] IS NULL
+    OR kind = any(%(kinds)b::text[])
 GROUP BY state;
 
 -- name: find_runs
@@ -245,7 +245,7 @@ SELECT
     sum(scanned)::bigint AS scanned,
     max(updated_at) AS updated_at
 FROM queuekeeper.run_progress
-WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
+WHERE maintenance_run_id = any(%(maintenance_run_ids)b::text[])
 GROUP BY maintenance_run_id;
 
 -- name: clear_progress
