@@ -93,9 +93,22 @@ class Replay:
             text=True,
         )
 
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        if self._process.returncode is None:
+            self._process.communicate()
+
+    def runs(self) -> bool:
+        """Check that the command has not ended; return true."""
+        assert self._process.poll() is None, f"the replay ended too early: {self.end()}"
+        return True
+
     def kill(self) -> None:
         """Kill the process, which has not ended."""
-        assert self._process.poll() is None, "the replay ended before it could be killed"
+        assert self.runs()
         self._process.kill()
         self._process.communicate()
 
@@ -151,20 +164,24 @@ def disturbed(world: OnlineWorld, server: RedisServer, victim: Victim, rows: lis
 
     :param rows: row at which each command is held until all have come so far.
     """
-    with ExitStack() as holds:
-        waiting = [holds.enter_context(each.held(world, row)) for each, row in zip(QUARANTINES, rows, strict=True)]
-        replays = [Replay(each, world) for each in QUARANTINES]
-        until(lambda: all(pids() for pids in waiting), what="commands that have put a message back")
-        held = dice.randrange(len(replays))
-        replays.pop(held).kill()
-        world.sql("SELECT pg_terminate_backend(%s, 60000)", *waiting[held]())
-    time.sleep(dice.uniform(0, 0.02))
-    if victim == "command":
-        replays.pop().kill()
-    else:
-        server.kill()
-        server.start()
-    ends = [replay.end() for replay in replays]
+    with ExitStack() as commands:
+        with ExitStack() as holds:
+            waiting = [holds.enter_context(each.held(world, row)) for each, row in zip(QUARANTINES, rows, strict=True)]
+            replays = [commands.enter_context(Replay(each, world)) for each in QUARANTINES]
+            until(
+                lambda: all(replay.runs() for replay in replays) and all(pids() for pids in waiting),
+                what="commands that have put a message back",
+            )
+            held = dice.randrange(len(replays))
+            replays.pop(held).kill()
+            world.sql("SELECT pg_terminate_backend(%s, 60000)", *waiting[held]())
+        time.sleep(dice.uniform(0, 0.02))
+        if victim == "command":
+            replays.pop().kill()
+        else:
+            server.kill()
+            server.start()
+        ends = [replay.end() for replay in replays]
     assert "unforeseen" not in "".join(ends)
     print(victim, ends, [len(each.open_rows(world)) for each in QUARANTINES])
 
