@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper.embedded.redis_server import Flavour, RedisServer
-from queuekeeper.errors import UnreadableSnapshot
+from queuekeeper.errors import UnreadableSnapshot, UsageError
+from queuekeeper.rdb.files import files_at
 from queuekeeper.rdb.packing import decompressed
 from queuekeeper.rdb.snapshot import Entry, Snapshot, Want
 from tests.snapshot_samples import plant
@@ -128,6 +131,46 @@ def test_only_what_has_the_size_is_decompressed(data: bytes, size: int) -> None:
 def test_a_refusal_says_what_is_where(data: bytes, words: str) -> None:
     with pytest.raises(UnreadableSnapshot, match=words):
         read(data)
+
+
+def listpack(*numbers: int) -> bytes:
+    """Write integers of 64 bits as elements."""
+    elements = b"".join(b"\xf4" + number.to_bytes(8, "little", signed=True) + b"\x09" for number in numbers)
+    return (7 + len(elements)).to_bytes(4, "little") + len(numbers).to_bytes(2, "little") + elements + b"\xff"
+
+
+def test_a_node_of_a_stream_that_leads_back_into_itself_is_refused() -> None:
+    # An entry with four fields fewer than none ends where it begins.
+    node = listpack(2**40 + 2, 0, -4)
+    stream = b"\x01\x10" + bytes(16) + bytes([len(node)]) + node
+    with pytest.raises(UnreadableSnapshot, match="no stream is at byte 12"):
+        read(b"REDIS0012\x0f\x01k" + stream)
+
+
+def test_what_is_larger_than_it_says_is_not_decompressed() -> None:
+    # Each reference of three bytes stands for 264.
+    bomb = b"\x00a" + b"\xe0\xff\x00" * 2**20
+    tracemalloc.start()
+    try:
+        assert decompressed(bomb, 1_000) is None
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("said", ["", "-1", "x", "²", "١٢٣", "9" * 5_000, "253402300800"])
+def test_a_file_that_says_no_instant_has_none(said: str) -> None:
+    text = said.encode()
+    fact = b"\xfa\x05ctime" + (0x4000 | len(text)).to_bytes(2, "big") + text
+    assert Snapshot(io.BytesIO(b"REDIS0012" + fact + b"\xff" + bytes(8)), name="dump.rdb").taken_at_ms is None
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(UsageError, match=f"{path} is a folder, pipe or device: name an RDB file"):
+            files_at([path])
 
 
 def test_what_clusters_write_between_keys_is_passed_over() -> None:

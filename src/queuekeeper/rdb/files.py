@@ -56,6 +56,11 @@ def files_at(paths: Sequence[Path]) -> SnapshotFiles:
 
 def _snapshot_at(path: Path) -> Snapshot:
     try:
+        # To open a pipe that nobody writes to would wait for ever; and a file is read more than once.
+        if path.exists() and not path.is_file():
+            raise UsageError(
+                f"{path} is a folder, pipe or device: name an RDB file, as SAVE, BGSAVE or a backup writes it"
+            )
         with path.open("rb") as file:
             return Snapshot(file, name=str(path))
     except OSError as error:

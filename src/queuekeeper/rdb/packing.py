@@ -13,7 +13,8 @@ def decompressed(data: bytes, size: int) -> bytes | None:
     result = bytearray()
     at, end = 0, len(data)
     try:
-        while at < end:
+        # What becomes larger than it must be is not built.
+        while at < end and len(result) <= size:
             control = data[at]
             at += 1
             if control < 32:

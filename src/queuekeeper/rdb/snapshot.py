@@ -18,6 +18,8 @@ from queuekeeper.rdb.values import NEVER, Kind, Values
 
 _HEADER = re.compile(rb"(REDIS|VALKEY)([0-9]+)")
 _HEADER_BYTES = 9
+# Until the year 5138.
+_SECONDS = re.compile(r"[0-9]{1,11}")
 _LEAST_VERSION = 10
 _FIRST_WITH_SLOTS = 12
 _STRING = 0
@@ -88,7 +90,7 @@ class Snapshot:
     def taken_at_ms(self) -> int | None:
         """Instant at which the server began to write, to the second; nothing when the file does not say it."""
         text = self.facts.get("ctime", "")
-        return int(text) * 1_000 if text.isdecimal() else None
+        return int(text) * 1_000 if _SECONDS.fullmatch(text) else None
 
     @property
     def is_of_single_server(self) -> bool:

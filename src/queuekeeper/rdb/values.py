@@ -285,7 +285,7 @@ class Values:
 
 def _entries(first: StreamId, elements: list[bytes]) -> Iterator[tuple[StreamId, tuple[bytes, ...]]]:
     """Yield the entries of a node of a stream, without those that were deleted."""
-    count, deleted, size = (int(each) for each in elements[:3])
+    count, deleted, size = (_number(each) for each in elements[:3])
     names = elements[3 : 3 + size]
     at = 4 + size
     for _ in range(count + deleted):
@@ -296,7 +296,7 @@ def _entries(first: StreamId, elements: list[bytes]) -> Iterator[tuple[StreamId,
             pairs = tuple(part for pair in zip(names, values, strict=True) for part in pair)
             at += size
         else:
-            end = at + 1 + 2 * int(elements[at])
+            end = at + 1 + 2 * _number(elements[at])
             pairs = tuple(elements[at + 1 : end])
             at = end
         # How many elements the entry has, for who reads backwards.
@@ -305,3 +305,10 @@ def _entries(first: StreamId, elements: list[bytes]) -> Iterator[tuple[StreamId,
             yield StreamId(first.ms + ms, first.number + number), pairs
     if at != len(elements):
         raise ValueError("a node of a stream with another number of entries than it says")
+
+
+def _number(element: bytes) -> int:
+    """Return an element that counts something: with one below 0 a node would lead back into itself."""
+    if not element.isdigit():
+        raise ValueError("a node of a stream that counts with what is no number")
+    return int(element)
