@@ -400,6 +400,17 @@ def test_command_does_its_work_where_a_standard_stream_is_closed(postgres_url: s
         assert schema_migrations.schema_version(connection) is not None
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("call", ["run list", "run list --json", "run list --help", "--version"])
+def test_answer_for_which_there_is_no_room_is_told_in_words(recorded: str, call: str) -> None:
+    command = f"{sys.executable} -m queuekeeper {call} >/dev/full"
+    for unbuffered in ("", "1"):
+        env = os.environ | {"QUEUEKEEPER_POSTGRES_URL": recorded, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 1
+        assert re.fullmatch(r"queuekeeper: nothing more can be written \(No space left on device\): .*\n", done.stderr)
+
+
 def test_address_that_does_not_parse_hinders_only_what_needs_it(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", "redis://:s3cret@[::1")
 

@@ -16,7 +16,7 @@ from typer.main import get_group
 from queuekeeper import __version__
 from queuekeeper.cli import doctor, explain, metrics, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
-from queuekeeper.cli.context import CommandGroup, begin
+from queuekeeper.cli.context import NO_ROOM, CommandGroup, begin, tell, unforeseen
 from queuekeeper.cli.here import show_next_steps
 
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
@@ -127,7 +127,18 @@ def main() -> None:
     # Handlers of a user's own program, which `work` runs, may measure by it.
     if "work" not in sys.argv:
         sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            # Python would try once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno in NO_ROOM and not end.code:
+                tell(unforeseen(error))
+            sys.exit(1)
+        raise
 
 
 def _open_closed_streams() -> None:

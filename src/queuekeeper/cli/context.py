@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
@@ -83,6 +84,10 @@ class CommandGroup(TyperGroup):
             rest: list[str] = super().parse_args(ctx, args)
         except typer.TyperException as error:
             raise self._misused(error) from None
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise _ended(1, unforeseen(error)) from None
         return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -113,8 +118,7 @@ class CommandGroup(TyperGroup):
             # Typer's own exceptions carry usage errors and exit codes; a reader that left ends a pipe quietly.
             if type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError):
                 raise
-            code = 1
-            sentence = f"something unforeseen happened: {type(error).__name__}: {_words(error)}; --debug shows where"
+            code, sentence = 1, unforeseen(error)
             _trace()
         raise _ended(code, sentence)
 
@@ -167,10 +171,15 @@ def again(option: str) -> str:
 
 def _ended(code: int, sentence: str) -> typer.Exit:
     """Say why a call ends, and return what ends it."""
+    tell(sentence)
+    return typer.Exit(code)
+
+
+def tell(sentence: str) -> None:
+    """Say on stderr what has gone wrong."""
     from rich.text import Text
 
     screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
-    return typer.Exit(code)
 
 
 _RULES = {
@@ -196,6 +205,20 @@ def _told(error: typer.BadParameter) -> str:
     value = str(first["input"])
     shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}.."
     return f"{shown!r}: {rule.format(**first.get('ctx', {}))}"
+
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def unforeseen(error: Exception) -> str:
+    """Return words about an error that no part of this program has raised."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        place = f" to {error.filename}" if error.filename else ""
+        return (
+            f"nothing more can be written{place} ({error.strerror}): what was done stays done; make room where the "
+            "output and the files of this command go, and look again"
+        )
+    return f"something unforeseen happened: {type(error).__name__}: {_words(error)}; --debug shows where"
 
 
 def _words(error: Exception) -> str:
