@@ -14,6 +14,8 @@ def main() -> None:
     except MissingExtra as missing:
         sys.stderr.write(f"queuekeeper: {missing}\n")
         sys.exit(missing.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     run()
 
 

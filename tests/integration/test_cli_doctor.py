@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +27,7 @@ from queuekeeper.embedded import RedisServer
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.schema_migrations import migrate
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
@@ -77,6 +81,19 @@ def test_a_server_that_does_not_answer_keeps_no_other_waiting() -> None:
     assert asked == ["PostgreSQL", "Redis"]
     subjects = [each["subject"] for each in json.loads(found.stdout)["findings"] if each["check"] == "connection"]
     assert subjects == ["PostgreSQL", "Redis"]
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=600"
+        words = [sys.executable, "-m", "queuekeeper", "doctor", "--postgres-url", place]
+        with (
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one,
+            silent.accept()[0],
+        ):
+            one.send_signal(signal.SIGINT)
+            said = one.communicate(timeout=PATIENCE_S)
+    assert (one.returncode, said) == (130, ("", ""))
 
 
 def test_what_is_wrong_is_shown_with_what_to_do(postgres_url: str, valkey_url: str) -> None:

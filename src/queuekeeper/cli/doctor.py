@@ -12,6 +12,8 @@ from queuekeeper.cli.output import Shown, cell, copied, screen, table
 from queuekeeper.errors import MissingExtra, RefusedError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from queuekeeper.config import Settings
     from queuekeeper.doctor import Examination, Finding
 
@@ -25,8 +27,6 @@ def doctor(call: OnServers) -> Shown:
 
     Example: `queuekeeper doctor --redis-url rediss://user:password@redis.example:6380`
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     from queuekeeper.doctor import Examination, examine_java, examine_machine, examine_postgres, examine_redis
 
     settings = context.settings()
@@ -38,10 +38,27 @@ def doctor(call: OnServers) -> Shown:
         partial(_private_airflow, settings),
     )
     # None waits for another one: a server that does not answer is waited for while the others are examined.
-    with screen(stderr=True).status("Examining"), ThreadPoolExecutor(len(examinations)) as pool:
-        asked = [pool.submit(examine) for examine in examinations]
+    with screen(stderr=True).status("Examining"):
+        asked = [_begun(examine) for examine in examinations]
         examination = Examination(findings=tuple(finding for each in asked for finding in each.result()))
     return Shown(examination, lambda: _pretty(examination), failed=None if examination.fit else "")
+
+
+def _begun(examine: Callable[[], list[Finding]]) -> Future[list[Finding]]:
+    """Begin to examine in a thread that ends with this process: Ctrl-C does not wait for a server."""
+    from concurrent.futures import Future
+    from threading import Thread
+
+    found: Future[list[Finding]] = Future()
+
+    def tell() -> None:
+        try:
+            found.set_result(examine())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=tell, daemon=True).start()
+    return found
 
 
 def _private_airflow(settings: Settings) -> list[Finding]:
