@@ -48,6 +48,7 @@
     ├── Rejected                     1   a handler's word: a message or event will never do
     ├── TimeLimitExceeded            1   a handler took longer than it may
     └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
+        ├── WrongType
         ├── OutOfOrder
         └── StaleEpoch
 """
@@ -291,6 +292,10 @@ class TimeLimitExceeded(QueuekeeperError):
 
 class ScriptError(QueuekeeperError):
     """A Lua script is broken or answered with an error that it does not declare."""
+
+
+class WrongType(ScriptError):
+    """A key has another type than its store gives it: somebody else has written it."""
 
 
 class OutOfOrder(ScriptError):

@@ -464,7 +464,7 @@ class AsyncScriptCaller(AsyncClosing):
     def refused(self, request: _Request, error: Exception) -> None:
         """Handle an error reply: pass it on, or send the call again."""
         if not has_not_run(error):
-            request.finish(as_ours(error, request.call.script, request.address))
+            request.finish(as_ours(error, request.call.script, request.address, keys=request.call.keys))
             return
         request.target = target_of(error, request.target)
         if isinstance(error, NoScriptError):

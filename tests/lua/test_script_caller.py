@@ -17,7 +17,7 @@ from script_callers import APPEND, eventually, script
 from script_replies import reply_of
 
 from queuekeeper import lua
-from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
+from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable, WrongType
 from queuekeeper.keyspace import client_slot
 from queuekeeper.lua import Call, Script, ScriptCaller, caller, scripts
 from queuekeeper.redis_client import RedisClient, connect, nodes
@@ -164,9 +164,10 @@ def test_error_word_that_the_header_does_not_declare_is_a_broken_script(client: 
     assert str(caught.value) == "liar answered STALE, which its header does not declare: STALE {a}x"
 
 
-def test_key_of_another_type_is_a_failed_script(client: RedisClient, appenders: list[Script]) -> None:
+def test_key_of_another_type_is_named_with_a_way_on(client: RedisClient, appenders: list[Script]) -> None:
     client.set("{a}", "text")
-    with pytest.raises(ScriptError, match=r"^append: .*WRONGTYPE|^append: WRONGTYPE"):
+    words = r"^a key has another type than Queuekeeper gives it, one of \{a\}: find it by TYPE, .* \(append: WRONGTYPE "
+    with pytest.raises(WrongType, match=words):
         ScriptCaller(client).call(appenders[0], ["{a}"], ["x"])
 
 

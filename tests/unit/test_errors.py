@@ -63,6 +63,7 @@ EXIT_CODES = {
     "SessionFenced": 4,
     "StaleDriver": 4,
     "StaleEpoch": 1,
+    "WrongType": 1,
     "StalePlan": 3,
     "StoodStill": 4,
     "StoreFull": 1,

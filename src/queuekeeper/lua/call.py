@@ -18,10 +18,19 @@ from redis.exceptions import (
 
 from queuekeeper.checks import check_seconds
 from queuekeeper.clock import Backoff
-from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScatteredClient, ScriptError, UsageError, from_lua
+from queuekeeper.errors import (
+    LUA_ERRORS,
+    QueuekeeperError,
+    ScatteredClient,
+    ScriptError,
+    UsageError,
+    WrongType,
+    from_lua,
+)
 from queuekeeper.keyspace import check_served, key_owner
 from queuekeeper.lua.bundle import Script
 from queuekeeper.redis_client import REPLY_TIMEOUT_S, from_redis, refused_in_script
+from queuekeeper.wording import named
 
 Value: TypeAlias = str | bytes | int
 """What a key or an argument may be; never a float, whose text differs between languages."""
@@ -129,8 +138,11 @@ def pause_s(reply: Reply, attempt: int) -> float:
     return _BACKOFF.after(attempt)
 
 
-def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperError:
-    """Return our exception for an error reply or a failed exchange."""
+def as_ours(error: BaseException, script: Script, address: str, *, keys: Sequence[Value] = ()) -> QueuekeeperError:
+    """Return our exception for an error reply or a failed exchange.
+
+    :param keys: those of the call.
+    """
     text = str(error)
     word = text.partition(" ")[0].lstrip("-")
     if word in script.errors:
@@ -140,7 +152,16 @@ def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperEr
         return from_redis(error, address)
     if word in LUA_ERRORS:
         return ScriptError(f"{script.name} answered {word}, which its header does not declare: {text}")
+    if word == "WRONGTYPE":
+        return WrongType(
+            f"a key has another type than Queuekeeper gives it, one of {_named(keys)}: find it by TYPE, and move it "
+            f"away by RENAME, which keeps what it holds ({script.name}: {script.locate(text)})"
+        )
     return ScriptError(f"{script.name}: {script.locate(text)}")
+
+
+def _named(keys: Sequence[Value]) -> str:
+    return named([key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key) for key in keys])
 
 
 def check_waits(replicas: int, replica_timeout_ms: int, retry_for_s: float) -> None:

@@ -181,7 +181,9 @@ class ScriptCaller:
                     again[index] = target_of(reply, target)
                     wait_s = max(wait_s, pause_s(reply, attempt))
                 else:
-                    replies[index] = as_ours(reply, calls[index].script, lanes.asked.get(index, lanes.address))
+                    replies[index] = as_ours(
+                        reply, calls[index].script, lanes.asked.get(index, lanes.address), keys=calls[index].keys
+                    )
             if any(isinstance(replies[index], MovedError | ClusterDownError) for index in again):
                 lanes.refresh()
             lanes.renew([index for index in again if isinstance(replies[index], ReadOnlyError)], replies)

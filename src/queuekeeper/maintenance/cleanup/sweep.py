@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import redis
 
 from queuekeeper import lua
-from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
+from queuekeeper.errors import NotOwner, QueuekeeperError, WrongType
 from queuekeeper.jobs.model import World
 from queuekeeper.jobs.pace import RunPaused, TimeIsUp
 from queuekeeper.keyspace import raw_session_keys, split_session_key
@@ -38,10 +38,6 @@ CROWDED_SHARE = 0.9
 
 def _positions(text: bytes) -> list[int]:
     return [int(position) for position in text.split(b",")] if text else []
-
-
-def _is_wrong_type(reply: lua.Reply) -> bool:
-    return isinstance(reply, ScriptError) and "WRONGTYPE" in str(reply)
 
 
 class _Reference(NamedTuple):
@@ -172,7 +168,7 @@ class Sweep:
                 error = stop
                 break
             for call, reply in zip(trip, self._writer.execute(trip), strict=True):
-                if _is_wrong_type(reply):
+                if isinstance(reply, WrongType):
                     counts.wrong_type_keys += 1
                 elif isinstance(reply, NotOwner):
                     counts.held_sessions += 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper import lua
-from queuekeeper.errors import ScatteredClient, ScriptError
+from queuekeeper.errors import ScatteredClient, WrongType
 from queuekeeper.jobs.model import World
 from queuekeeper.jobs.shares import scan_names
 from queuekeeper.keyspace import (
@@ -140,10 +140,8 @@ class Sessions:
                     "its id begins with a closing brace, and no script of a cluster can use its keys: they lie in "
                     "several slots"
                 ) from None
-            except ScriptError as error:
-                if "WRONGTYPE" in str(error):
-                    raise QueueRefused(WRONG_TYPE) from None
-                raise
+            except WrongType:
+                raise QueueRefused(WRONG_TYPE) from None
         return found
 
     def state(self, queue: Queue) -> State:
