@@ -1,7 +1,7 @@
 -- Read the columns of a table with their types; of a domain also what it rests on.
 -- params: table_oid
--- rows: one per column, in order: (name, type, type that a domain rests on, whether it takes no NULL, default, whether
--- it is generated)
+-- rows: one per column, in order: (name, type, type that a domain rests on, whether it takes no NULL, default, how it
+-- is generated: STORED, VIRTUAL or not at all)
 -- index: of the system catalog
 WITH RECURSIVE rests_on AS (
     SELECT
@@ -24,7 +24,7 @@ SELECT
     format_type(type.oid, NULL) AS base_type,
     attribute.attnotnull AS is_not_null,
     pg_get_expr(default_value.adbin, default_value.adrelid) AS default_text,
-    attribute.attgenerated <> '' AS is_generated
+    CASE attribute.attgenerated WHEN 's' THEN 'STORED' WHEN 'v' THEN 'VIRTUAL' END AS generated
 FROM pg_attribute AS attribute
 INNER JOIN rests_on ON attribute.attnum = rests_on.attnum
 INNER JOIN pg_type AS type ON rests_on.type_oid = type.oid

@@ -1347,3 +1347,19 @@ def test_default_without_primary_key_is_left_to_a_person(table: Connection) -> N
     assert "without a primary key changes cannot be followed" in found(plan, FindingKind.DEFAULT_ROWS)[0]
     assert StepKind.DRAIN not in {each.kind for each in plan.steps}
     assert apply(table, plan).done
+
+
+def test_an_archive_describes_each_generated_column_as_it_is(connection: Connection) -> None:
+    if connection.info.server_version < 180000:
+        pytest.skip("virtual columns came with PostgreSQL 18")
+    connection.execute(
+        "CREATE TABLE computed (value int, kept int GENERATED ALWAYS AS (value * 2) STORED, "
+        "asked int GENERATED ALWAYS AS (value * 3) VIRTUAL)"
+    )
+    (create,) = describe_table(connection, "computed").ddl
+    assert re.findall(r'"(\w+)" integer GENERATED ALWAYS AS \(.*\) (\w+)', create) == [
+        ("kept", "STORED"), ("asked", "VIRTUAL"),
+    ]  # fmt: skip
+    connection.execute("DROP TABLE computed")
+    connection.execute(create.encode())
+    assert describe_table(connection, "computed").ddl == (create,)

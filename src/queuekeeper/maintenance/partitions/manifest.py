@@ -234,10 +234,10 @@ def _columns(
     instants = _in_range(connection, schema, name, [column for column, _, base, *_ in rows if base in _INSTANTS])
     lines = []
     columns = []
-    for column, type_name, base, is_not_null, default_text, is_generated in rows:
+    for column, type_name, base, is_not_null, default_text, generated in rows:
         kind = _NATIVE.get(base) or (_INSTANTS[base] if column in instants else "string")
-        columns.append(ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=is_generated))
-        default = f" GENERATED ALWAYS AS ({default_text}) STORED" if is_generated else f" DEFAULT {default_text}"
+        columns.append(ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=bool(generated)))
+        default = f" GENERATED ALWAYS AS ({default_text}) {generated}" if generated else f" DEFAULT {default_text}"
         lines.append(
             f"    {sql.Identifier(column).as_string(connection)} {type_name}{default if default_text else ''}"
             f"{' NOT NULL' if is_not_null else ''}"
