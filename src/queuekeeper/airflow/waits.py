@@ -22,13 +22,24 @@ ENDED = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"}
 """States of a task that does nothing any more."""
 
 
-def count_tasks(context: Context, *task_ids: str, states: Iterable[str], run_ids: list[str] | None = None) -> int:
+def count_tasks(
+    context: Context,
+    *task_ids: str,
+    states: Iterable[str],
+    run_ids: list[str] | None = None,
+    map_index: int | None = None,
+) -> int:
     """Return how many of these tasks of the DAG are in one of the states.
 
     :param run_ids: runs to look at; ``None`` means all.
+    :param map_index: index of the mapped tasks to look at; ``None`` means all.
     """
     count: int = context["ti"].get_ti_count(
-        context["dag_run"].dag_id, task_ids=list(task_ids), run_ids=run_ids, states=sorted(states)
+        context["dag_run"].dag_id,
+        map_index=map_index,
+        task_ids=list(task_ids),
+        run_ids=run_ids,
+        states=sorted(states),
     )
     return count
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.definitions.xcom_arg import PlainXComArg
+from airflow.sdk.exceptions import XComNotFound
+from jinja2 import UndefinedError
 
 from queuekeeper.airflow.forms import template, templates
 from queuekeeper.airflow.supervised import SupervisedOperator
+from queuekeeper.airflow.waits import count_tasks
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters, describe, unknown
 
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
 Asked = TypeVar("Asked", bound=Parameters)
+
+_PULLED_FROM = re.compile(r"task_ids='([^']+)'")
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,26 @@ class AsksOperator(SupervisedOperator):
         for name, value in asked.items():
             setattr(self, name, value)
 
+    def render_template(self, content: Any, context: Context, *more: Any, **others: Any) -> Any:
+        """Return a rendered argument; what another task returns is ``None`` if that task has not succeeded.
+
+        :raises UsageError: when that task has succeeded, and left nothing: a person has marked it as a success.
+        """
+        try:
+            value = super().render_template(content, context, *more, **others)
+        except UndefinedError as error:
+            if "'None' has no" not in str(error):
+                raise
+            raise _left_nothing(*_PULLED_FROM.findall(str(content))) from error
+        except XComNotFound:
+            value = None
+        if value is None and isinstance(content, PlainXComArg) and not _is_answer(content):
+            source, run_ids = content.operator, [context["dag_run"].run_id]
+            index = None if source.get_closest_mapped_task_group() is None else context["ti"].map_index
+            if count_tasks(context, source.task_id, states=["success"], run_ids=run_ids, map_index=index):
+                raise _left_nothing(source.task_id)
+        return value
+
     def read(self, model: type[Asked]) -> Asked:
         """Return the parameters of a model after Airflow has rendered them; the others have their defaults.
 
@@ -81,6 +114,19 @@ class AsksOperator(SupervisedOperator):
     def _said(self, model: type[Parameters]) -> dict[str, Any]:
         asks = {name: each for name, each in self.asks.items() if isinstance(each, Ask)}
         return {each.name or name: getattr(self, name) for name, each in asks.items() if each.model is model}
+
+
+def _is_answer(content: PlainXComArg) -> bool:
+    """Return whether this is the answer of a person: the task that acts on it records that there is none."""
+    return isinstance(content.operator, HITLOperator) and content.key == BaseXCom.XCOM_RETURN_KEY
+
+
+def _left_nothing(*task_ids: str) -> UsageError:
+    named = ", ".join(map(repr, dict.fromkeys(task_ids))) or "before this one"
+    return UsageError(
+        f"task {named} has left nothing that this task could work on, as when a person marks a task as a success: "
+        "clear it with its downstream tasks, so that it runs"
+    )
 
 
 def _declared(kind: type) -> dict[str, Argument | Ask]:

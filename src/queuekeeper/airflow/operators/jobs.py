@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import BaseOperator, TriggerRule
+from airflow.sdk import BaseOperator, TriggerRule, XComArg
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of
@@ -296,8 +296,7 @@ def plan_do_report(
     common: dict[str, Any] = {"job": job, "pool": Pool.REDIS if kind.on_redis else Pool.POSTGRES}
     short: dict[str, Any] = common if kind.asks else {**common, "execution_timeout": limit}
     plan = PlanJobOperator(task_id="plan", **short)
-    run_id = f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}"
-    agreed = _asked(plan, job, run_id) if kind.asks else plan
+    agreed, run_id = _asked(plan, job) if kind.asks else (plan, XComArg(plan, key=RUN_KEY))
     shares: list[Any] = (
         [
             ApplyJobShareOperator.partial(
@@ -336,10 +335,16 @@ def plan_do_report(
         shares >> watch
 
 
-def _asked(plan: PlanJobOperator, job: str, run_id: str) -> CheckJobApprovalOperator:
-    """Make the tasks that ask a person about a plan, and return the task that divides the work after an approval."""
+def _asked(plan: PlanJobOperator, job: str) -> tuple[CheckJobApprovalOperator, str]:
+    """Make the tasks that ask a person about a plan.
+
+    :return: the task that divides the work after an approval, and the template of the id of the run.
+    """
     summary = "ti.xcom_pull(task_ids='summarise_plan')"
-    summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
+    run_id = f"{{{{ {summary}['{RUN_KEY}'] }}}}"
+    summarise = SummariseJobOperator(
+        task_id="summarise_plan", job=job, maintenance_run_id=XComArg(plan, key=RUN_KEY), pool=Pool.POSTGRES
+    )
     approve = ApprovePlanOperator(
         task_id=APPROVAL_TASK,
         subject=f"{{{{ {summary}['question'] }}}}",
@@ -351,7 +356,7 @@ def _asked(plan: PlanJobOperator, job: str, run_id: str) -> CheckJobApprovalOper
         task_id="check_approval", job=job, maintenance_run_id=run_id, decision=approve.output, pool=Pool.POSTGRES
     )
     plan >> summarise >> approve >> check
-    return check
+    return check, run_id
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
