@@ -161,4 +161,5 @@ with DAG(
     )
 
     created >> retired >> report >> maintained
-    [created, retired] >> maintained
+    # Tasks after these two run in any case, so they would hide that one has failed.
+    [created, retired, *(retired.children[f"retirement.{each}"] for each in ("retire", "archive"))] >> maintained

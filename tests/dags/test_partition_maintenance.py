@@ -304,6 +304,18 @@ def test_archives_are_not_registered_unasked_beside_another_run_or_without_the_e
     assert world.connection.execute("SELECT to_regnamespace('queuekeeper_iceberg')").fetchone() == (None,)
 
 
+# By day: that the last task comes after the archive, as it is drawn.
+@pytest.mark.nightly
+def test_archive_that_fails_turns_the_run_red_although_later_tasks_are_skipped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.table("visits")
+    monkeypatch.delenv("AIRFLOW_CONN_QUEUEKEEPER_SPARK")
+    run = run_it()
+    assert (only(run, "retirement.archive"), only(run, "retirement.register")) == ({"failed"}, {"skipped"})
+    assert (run.state, only(run, "maintained")) == ("failed", {"upstream_failed"})
+
+
 # By day: tests/integration/test_cli_partitions.py.
 @pytest.mark.nightly
 def test_table_that_fails_stops_no_other(world: World, tmp_path: Path) -> None:
@@ -534,5 +546,5 @@ def test_it_is_wired_as_it_is_drawn(maintenance: DAG) -> None:
         "retirement.verify": {"retirement.plan_drop", "retirement.approve_drop"},
         "retirement.drop": {"retirement.plan_drop", "retirement.approve_drop", "retirement.verify"},
         "report": {"list_tables", *ENDS},
-        "maintained": {"report", "creation.create", *ENDS},
+        "maintained": {"report", "creation.create", "retirement.retire", "retirement.archive", *ENDS},
     }
