@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from queuekeeper.checks import checked
 from queuekeeper.closing import Opening
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback, without_secret
 from queuekeeper.sql_statements import statement
 
@@ -73,6 +73,10 @@ _REMEDIES = (
 )
 
 
+_WRONG_OPTION = re.compile(r'(?:invalid \w+ value: "|invalid integer value "|bad value for ).*')
+"""How libpq and psycopg name an option of a URL that no server and no retry can take."""
+
+
 def _address(parameters: dict[str, Any]) -> str:
     host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
     return f"{host}:{parameters.get('port') or 5432}"
@@ -99,11 +103,13 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 65_536
 
 
-def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnavailable:
+def _not_connected(parameters: dict[str, Any], error: psycopg.Error) -> QueuekeeperError:
     text = without_secret(str(error), str(parameters.get("password") or ""))
     # libpq asks whether the server runs: the remedy says so.
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and not line.rstrip().endswith("?")]
     text = "; ".join(lines).replace(":; ", ": ")
+    if wrong := _WRONG_OPTION.search(text):
+        return UsageError(f"the PostgreSQL connection URL has an option with a wrong value: {wrong[0]}")
     remedy = next((advice for words, advice in _REMEDIES if words in text), "check the server's log")
     return ServerUnavailable(f"PostgreSQL at {_address(parameters)} is not available: {text}; {remedy}")
 
@@ -115,15 +121,15 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
     JSON comes as Python's ``json`` would read it.
 
     :param url: ``postgresql://user:password@host:port/database``.
-    :raises UsageError: when the URL does not parse.
+    :raises UsageError: when the URL does not parse, or an option has a wrong value.
     :raises ServerUnavailable: naming host, port, cause and what helps, never the password.
     :raises RefusedError: when the server is older than PostgreSQL 14.
     """
     parameters, arguments = _arguments(url)
     try:
         connection: Connection = psycopg.Connection.connect(autocommit=True, **arguments)
-    except psycopg.OperationalError as error:
-        raise _unavailable(parameters, error) from None
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+        raise _not_connected(parameters, error) from None
     try:
         _check_version(connection, parameters)
         # Not as start-up options: connection poolers refuse those.
@@ -132,7 +138,7 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
         set_json_loads(_loads, connection)
     except psycopg.OperationalError as error:
         connection.close()
-        raise _unavailable(parameters, error) from None
+        raise _not_connected(parameters, error) from None
     except BaseException:
         connection.close()
         raise
@@ -153,8 +159,8 @@ async def _connect_async(url: str, *, autocommit: bool) -> AsyncConnection:
     parameters, arguments = _arguments(url)
     try:
         connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **arguments)
-    except psycopg.OperationalError as error:
-        raise _unavailable(parameters, error) from None
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+        raise _not_connected(parameters, error) from None
     try:
         _check_version(connection, parameters)
         await connection.execute(statement("queuekeeper/queries/pin_session"))
@@ -162,7 +168,7 @@ async def _connect_async(url: str, *, autocommit: bool) -> AsyncConnection:
         set_json_loads(_loads, connection)
     except psycopg.OperationalError as error:
         await connection.close()
-        raise _unavailable(parameters, error) from None
+        raise _not_connected(parameters, error) from None
     except BaseException:
         await connection.close()
         raise

@@ -169,6 +169,30 @@ def test_unknown_extra_is_refused_rather_than_dropped(connections: Connections, 
         _ = QueuekeeperPostgresHook().url
 
 
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        # Airflow reads the first three as no extras at all, and so as a connection without TLS.
+        ({"extra": "ssl=geheim"}, "has extras that are not a JSON object: write "),
+        ({"extra": '{"sslmode": "geheim"'}, "has extras that are not a JSON object: write "),
+        ({"extra": "{'ssl': 'geheim'}"}, "has extras that are not a JSON object: write "),
+        ({"extra": '["geheim"]'}, "has extras that are not a JSON object: write "),
+        ({"host": "cache:6380"}, "has a host with a colon that is no IPv6 address: name only the host there"),
+        ({"host": "[::1]:6380"}, "has a host with a colon that is no IPv6 address: name only the host there"),
+        ({"host": "redis://u:geheim@cache"}, "has a host with a colon that is no IPv6 address"),
+    ],
+)
+def test_what_is_in_a_wrong_field_or_does_not_parse_is_refused(
+    connections: Connections, kind: str, connection: dict[str, str], words: str
+) -> None:
+    connections(**{f"queuekeeper_{kind}": json.dumps({"conn_type": kind, "host": "db", **connection})})
+
+    with pytest.raises(UsageError, match=f"^connection 'queuekeeper_{kind}' {words}") as refused:
+        _ = {"postgres": QueuekeeperPostgresHook, "redis": QueuekeeperRedisHook}[kind]().url
+    assert "geheim" not in str(refused.value)
+
+
 def test_tls_options_without_tls_are_refused(connections: Connections) -> None:
     connections(
         queuekeeper_redis=json.dumps({"conn_type": "redis", "host": "cache", "extra": {"ssl_ca_certs": "/etc/ca.pem"}})
@@ -187,6 +211,9 @@ def test_tls_options_without_tls_are_refused(connections: Connections) -> None:
         ({"conn_type": "rediss", "extra": {"ssl": "please"}}, "has ssl 'please': it must be true or false"),
         ({"schema": "3", "extra": {"db": 0}}, r"names database 0 \(db\) and database '3' \(schema\): name one"),
         ({"extra": {"db": "first"}}, "names database 'first': it must be a number"),
+        ({"host": "a,b"}, "names several hosts: name one, of a cluster any node"),
+        ({"extra": {"ssl": True, "ssl_ca_certs": ["ca"]}}, "has an extra that is not one value: ssl_ca_certs"),
+        ({"extra": {"tls": True}}, "has an extra that is not known: tls; known are db, ssl, ssl_ca_certs"),
         ({"schema": "\u00b2"}, "names database '\u00b2': it must be a number"),
     ],
 )
@@ -213,6 +240,18 @@ def test_redis_connection_is_read_as_its_form_shows_it(
     connections(queuekeeper_redis=json.dumps({"conn_type": "redis", "host": "cache", **connection}))
 
     assert QueuekeeperRedisHook().url == url
+
+
+def test_misspelt_value_of_an_option_is_refused_rather_than_tried_again(connections: Connections) -> None:
+    for extra, words in (
+        ({"sslmode": "verify_full"}, 'invalid sslmode value: "verify_full"'),
+        ({"keepalives": "on"}, 'invalid integer value "on" for connection option "keepalives"'),
+        ({"connect_timeout": "soon"}, "bad value for connect_timeout: 'soon'"),
+    ):
+        connections(queuekeeper_postgres=json.dumps({"conn_type": "postgres", "host": "127.0.0.1", "extra": extra}))
+
+        with pytest.raises(UsageError, match=words), QueuekeeperPostgresHook().connect():
+            pass
 
 
 def test_unreachable_server_is_named_without_the_password(connections: Connections) -> None:

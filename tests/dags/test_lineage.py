@@ -16,7 +16,7 @@ from airflow.providers.openlineage.extractors.base import DefaultExtractor
 from openlineage.client.serde import Serde
 
 from queuekeeper import postgres, schema_migrations
-from queuekeeper.airflow.lineage import parquet_files
+from queuekeeper.airflow.lineage import parquet_files, postgres_table
 from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
@@ -134,6 +134,24 @@ def test_an_archive_in_an_object_store_is_asked_for_by_its_url_unless_no_driver_
     monkeypatch.setenv("QUEUEKEEPER_ARCHIVES_DIR", "gs://bucket/archives")
     with pytest.raises(UsageError, match=r"gcsfs .*let QUEUEKEEPER_ARCHIVES_DIR name a folder"):
         asked("")
+
+
+@pytest.mark.parametrize(
+    ("connection", "named"),
+    [
+        ({"host": "a.db,b.db", "port": 6000}, "postgres://a.db:6000"),
+        ({"host": "::1,b.db"}, "postgres://[::1]:5432"),
+        ({"host": "db"}, "postgres://db:5432"),
+        ({}, "postgres://localhost:5432"),
+    ],
+)
+def test_table_is_named_by_the_first_host_of_its_connection(
+    connections: Callable[..., None], connection: dict[str, Any], named: str
+) -> None:
+    given = {"conn_type": "postgres", "schema": "t b", "password": "geheim", **connection}
+    connections(queuekeeper_postgres=json.dumps(given))
+    found = postgres_table("queuekeeper_postgres", "public.messages")
+    assert (found.namespace, found.name) == (named, "t b.public.messages")
 
 
 @pytest.mark.parametrize(

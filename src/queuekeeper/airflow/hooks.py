@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -61,6 +63,23 @@ def get_connection(conn_id: str, *, kinds: Iterable[str], example: str) -> Conne
     return connection
 
 
+def _extras(connection: Connection) -> Mapping[str, Any]:
+    """Return the extras, which Airflow itself reads as none where they do not parse: TLS would be off unnoticed.
+
+    :raises UsageError: when they are not a JSON object; the message does not repeat them, as they may be secret.
+    """
+    try:
+        found = json.loads(connection.extra or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(
+            f'connection {connection.conn_id!r} has extras that are not a JSON object: write {{"name": "value"}}'
+        )
+    # It masks what is secret among them.
+    return connection.extra_dejson
+
+
 def _allowed_extras(
     conn_id: str, extras: Mapping[str, Any], *, allowed: frozenset[str], ignored: frozenset[str]
 ) -> dict[str, str]:
@@ -69,8 +88,10 @@ def _allowed_extras(
     if unknown:
         raise UsageError(
             f"connection {conn_id!r} has an extra that is not known: {', '.join(unknown)}; "
-            f"known are {', '.join(sorted(allowed))}"
+            f"known are {', '.join(sorted(allowed | (ignored & _REDIS_READ)))}"
         )
+    if lists := sorted(name for name in allowed & set(extras) if isinstance(extras[name], list | dict)):
+        raise UsageError(f"connection {conn_id!r} has an extra that is not one value: {', '.join(lists)}")
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in sorted(extras.items())
@@ -99,17 +120,29 @@ def _authority(connection: Connection, password: str | None, *, port: int, host:
         mask_secret(quote(password, safe=""))
     # Each host of several has the port, which libpq would give to the last one alone.
     given = connection.port or (port if connection.host or host else None)
-    hosts = ",".join(
-        f"{_in_url(each.strip())}{f':{given}' if given else ''}" for each in (connection.host or host).split(",")
-    )
+    try:
+        hosts = ",".join(
+            f"{_in_url(each.strip())}{f':{given}' if given else ''}" for each in (connection.host or host).split(",")
+        )
+    except ValueError:
+        # Where a whole URL stands there, it may hold a password.
+        raise UsageError(
+            f"connection {connection.conn_id!r} has a host with a colon that is no IPv6 address: name only the host "
+            "there, and port, user and password in their own fields"
+        ) from None
     login = f"{user}{secret}@" if user or secret else ""
     return f"{login}{hosts}"
 
 
 def _in_url(host: str) -> str:
-    """Return a name, an address, or the folder of a socket as it stands in a URL."""
+    """Return a name, an address, or the folder of a socket as it stands in a URL.
+
+    :raises ValueError: when there is a colon in a name.
+    """
+    if ":" not in host or host.startswith("/"):
+        return quote(host, safe="")
     address = host.removeprefix("[").removesuffix("]")
-    return f"[{quote(address, safe=':')}]" if ":" in address and not host.startswith("/") else quote(host, safe="")
+    return f"[{quote(str(ipaddress.IPv6Address(address)), safe=':')}]"
 
 
 def _tested(conn_id: str, url: Callable[[], str], examine: Callable[[str], list[Finding]]) -> tuple[bool, str]:
@@ -169,7 +202,7 @@ class QueuekeeperPostgresHook(PostgresHook):
             kinds=("postgres", POSTGRES_TYPE),
             example="postgresql://user:password@host:5432/thingsboard_mqtt_broker",
         )
-        extras = _allowed_extras(conn_id, connection.extra_dejson, allowed=POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
+        extras = _allowed_extras(conn_id, _extras(connection), allowed=POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
         database = quote(connection.schema or "", safe="")
         options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
         return f"postgresql://{_authority(connection, connection.password or None, port=5432)}/{database}{options}"
@@ -216,7 +249,9 @@ class QueuekeeperRedisHook(RedisHook):
         connection = get_connection(
             self.redis_conn_id, kinds=("redis", "rediss", REDIS_TYPE), example="redis://:password@host:6379/0"
         )
-        found = connection.extra_dejson
+        found = _extras(connection)
+        if "," in (connection.host or ""):
+            raise UsageError(f"connection {self.redis_conn_id!r} names several hosts: name one, of a cluster any node")
         extras = _allowed_extras(self.redis_conn_id, found, allowed=REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
         encrypted = _is_on(self.redis_conn_id, "ssl", found.get("ssl")) or connection.conn_type == "rediss"
         if not encrypted:

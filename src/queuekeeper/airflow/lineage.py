@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from queuekeeper import postgres
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 
 if TYPE_CHECKING:
@@ -37,13 +38,15 @@ def postgres_table(conn_id: str, table: str, *, rows: int | None = None) -> Inpu
         InputStatisticsInputDatasetFacet,
     )
 
-    parts = urlsplit(QueuekeeperPostgresHook(postgres_conn_id=conn_id).url)
+    found = postgres.read_url(QueuekeeperPostgresHook(postgres_conn_id=conn_id).url)
+    # Of several hosts, the first one names the database, whichever of them answers.
+    host, port = (str(found.get(name) or "").partition(",")[0] for name in ("host", "port"))
     facets: dict[str, InputDatasetFacet] = {}
     if rows is not None:
         facets["inputStatistics"] = InputStatisticsInputDatasetFacet(rowCount=rows)
     return InputDataset(
-        namespace=f"postgres://{_address(parts.hostname, parts.port)}",
-        name=f"{unquote(parts.path[1:])}.{table}",
+        namespace=f"postgres://{_address(host or 'localhost', port or '5432')}",
+        name=f"{found.get('dbname', '')}.{table}",
         inputFacets=facets,
     )
 
@@ -55,7 +58,7 @@ def redis_sessions(conn_id: str, *, key_prefix: str, rows: int | None = None) ->
     :param rows: number of messages that were written, once it is known.
     """
     parts = urlsplit(QueuekeeperRedisHook(conn_id).url)
-    namespace = f"redis://{_address(parts.hostname, parts.port)}"
+    namespace = f"redis://{_address(unquote(parts.hostname or ''), parts.port)}"
     return _written(namespace, f"{parts.path[1:]}/{key_prefix}sessions", rows=rows)
 
 
@@ -80,6 +83,5 @@ def _written(
     )
 
 
-def _address(host: str | None, port: int | None) -> str:
-    shown = unquote(host or "")
-    return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+def _address(host: str, port: int | str | None) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
