@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import pytest
 from airflow.sdk import DAG
 
 from queuekeeper.airflow.defaults import START
 from queuekeeper.airflow.forms import template
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator
 from queuekeeper.airflow.operators.online import RollBackOperator, SoakOperator
-from queuekeeper.airflow.operators.partitions import PlanPartitionsOperator
+from queuekeeper.airflow.operators.partitions import (
+    ApplyPartitionsOperator,
+    ListPartitionedTablesOperator,
+    PlanArchiveOperator,
+    PlanPartitionsOperator,
+    RegisterArchivesOperator,
+)
+from queuekeeper.airflow.operators.quality import ProfileQueuesOperator
+from queuekeeper.airflow.operators.store_call import StoreCallOperator
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.wishes import PartitionWish
 from queuekeeper.migration.ledger.parameters import Lease, OnlineWish
@@ -62,6 +74,45 @@ def test_what_has_to_be_given_is_missed_by_name_and_the_rest_is_what_the_class_s
     )
     task = RollBackOperator(task_id="task", plan_id="plan", decision=None)
     assert (task.mode, SoakOperator(task_id="task", plan_id="plan").mode) == ("online", template("mode"))
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "words"),
+    [
+        (StoreCallOperator, {"call": "sessions.wrong"}, "there is no call 'sessions.wrong': name one of"),
+        (
+            StoreCallOperator,
+            {"call": "sessions.inspect", "arguments": {"client": "a"}},
+            "unknown parameter 'client' .did you mean 'client_id'",
+        ),
+        (PlanJobOperator, {"job": "wrong"}, "there is no job 'wrong': there are "),
+        (PlanJobOperator, {"job": "fanout_repair", "parameters": {"queue": "a"}}, "unknown parameter 'queue'"),
+        (ApplyJobShareOperator, {"job": "wrong", "maintenance_run_id": "1"}, "there is no job 'wrong': there are "),
+        (PlanPartitionsOperator, {"purpose": "create"}, "purpose is 'create': it must be one of creation, "),
+        (ProfileQueuesOperator, {"spark_jobs": "", "application": "a.py"}, "takes no application: the job names"),
+    ],
+)
+def test_mapped_tasks_are_refused_while_the_dag_is_read_as_a_single_task_is(
+    operator: Any, given: dict[str, Any], words: str
+) -> None:
+    with DAG("dag", start_date=START, schedule=None):
+        with pytest.raises(UsageError, match=words):
+            operator.partial(task_id="mapped", **given)
+        left = {"table": "a", "arguments": {}, "share": "a", "store": "redis"}
+        with pytest.raises(UsageError, match=words):
+            operator(task_id="single", **{name: left[name] for name in left if name in _names(operator)} | given)
+
+
+def _names(operator: Any) -> set[str]:
+    return set(signature(operator.__init__).parameters) | set(getattr(operator, "asks", ()))
+
+
+@pytest.mark.parametrize("operator", [ApplyPartitionsOperator, PlanArchiveOperator, RegisterArchivesOperator])
+def test_task_of_partitions_without_its_table_or_plan_is_refused_while_the_dag_is_read(operator: Any) -> None:
+    with pytest.raises(TypeError, match=r"missing keyword argument '(planned|table)'"):
+        operator(task_id="task")
+    with pytest.raises(TypeError, match="planned"):
+        ListPartitionedTablesOperator(task_id="task", planned={})
 
 
 def test_what_nobody_knows_is_refused_by_name() -> None:

@@ -14,7 +14,7 @@ import pytest
 from airflow.dag_processing import dagbag
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from typer.testing import CliRunner, Result
 
@@ -190,13 +190,16 @@ def test_form_is_made_of_the_model() -> None:
 
 @pytest.fixture
 def dag(airflow_database: None, client: Any) -> DAG:
-    """The job's DAG, as its author writes it."""
-    with DAG(
-        "rename_keys",
-        schedule=None,
-        params=form(DryRun, RenamingParameters, Approval, Connections),
-        default_args=connections("postgres", "redis"),
-    ) as found:
+    """The job's DAG, as its author writes it: its tasks may be a group among others."""
+    with (
+        DAG(
+            "rename_keys",
+            schedule=None,
+            params=form(DryRun, RenamingParameters, Approval, Connections),
+            default_args=connections("postgres", "redis"),
+        ) as found,
+        TaskGroup("upkeep"),
+    ):
         plan_do_report("rename_keys", do="rename", done="renamed")
     # A run is made of what Airflow has stored.
     DagBundlesManager().sync_bundles_to_db()  # type: ignore[no-untyped-call]
@@ -223,11 +226,12 @@ def test_dag_asks_a_person_and_only_a_yes_renames(
     assert subject == "49 changes to be made. Go on?"
     assert "| Keys | 50 |" in body
     if answer == "Reject":
-        assert states(run)["check_approval"] == {"failed"}
+        assert states(run)["upkeep.check_approval"] == {"failed"}
         assert len(client.keys("old:*")) == 50
         return
     assert client.keys("old:*") == [b"old:7"]
-    told = next(task for task in run.get_task_instances() if task.task_id == "report").xcom_pull(task_ids="report")
+    report = next(task for task in run.get_task_instances() if task.task_id == "upkeep.report")
+    told = report.xcom_pull(task_ids="upkeep.report")
     assert told["verdict"] == "clean: a second look finds nothing that was to be done"
     assert told["planned"] == told["counts"] == {"keys": 50, "changed": 49}
     page = Path(told["html"])

@@ -58,7 +58,7 @@ def redis_sessions(conn_id: str, *, key_prefix: str, rows: int | None = None) ->
     :param rows: number of messages that were written, once it is known.
     """
     parts = urlsplit(QueuekeeperRedisHook(conn_id).url)
-    namespace = f"redis://{_address(unquote(parts.hostname or ''), parts.port)}"
+    namespace = f"redis://{_address(unquote(parts.hostname or ''), str(parts.port))}"
     return _written(namespace, f"{parts.path[1:]}/{key_prefix}sessions", rows=rows)
 
 
@@ -83,5 +83,5 @@ def _written(
     )
 
 
-def _address(host: str, port: int | str | None) -> str:
+def _address(host: str, port: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -22,6 +22,7 @@ from queuekeeper.jobs.parameters import Parameters, describe, unknown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 Asked = TypeVar("Asked", bound=Parameters)
 
@@ -80,9 +81,23 @@ class AsksOperator(SupervisedOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         asked = {name: kwargs.pop(name) for name in self.asks}
+        self.check(asked)
         super().__init__(**kwargs)
         for name, value in asked.items():
             setattr(self, name, value)
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Return what mapped tasks have in common, which is checked while the DAG is read, as for a single task."""
+        cls.check(kwargs)
+        return super().partial(**kwargs)
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check arguments while the DAG is read, as far as they are given and no templates.
+
+        :raises UsageError: when no task could carry them out.
+        """
 
     def render_template(self, content: Any, context: Context, *more: Any, **others: Any) -> Any:
         """Return a rendered argument; what another task returns is ``None`` if that task has not succeeded.
@@ -114,6 +129,11 @@ class AsksOperator(SupervisedOperator):
     def _said(self, model: type[Parameters]) -> dict[str, Any]:
         asks = {name: each for name, each in self.asks.items() if isinstance(each, Ask)}
         return {each.name or name: getattr(self, name) for name, each in asks.items() if each.model is model}
+
+
+def is_fixed(value: Any) -> bool:
+    """Return whether an argument is a text that stands in the file of the DAG, and no template."""
+    return isinstance(value, str) and "{{" not in value
 
 
 def _is_answer(content: PlainXComArg) -> bool:
@@ -166,14 +186,26 @@ class AskedOperator(AsksOperator):
     models: tuple[type[Parameters], ...]
 
     def __init__(self, *, parameters: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        self.check(kwargs | {"parameters": parameters})
         super().__init__(**kwargs)
-        given = dict(parameters or {})
         self.parameters: dict[str, Any] = {}
         for model in self.models:
             self.parameters |= templates(model)
-        if wrong := sorted(set(given) - set(self.parameters)):
-            raise UsageError(unknown(wrong, self.parameters, owner=f"{type(self).__name__} of this task"))
-        self.parameters |= given
+        self.parameters |= parameters or {}
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check the names of parameters."""
+        super().check(given)
+        models, named = cls.models_of(given), given.get("parameters")
+        known = [name for model in models for name in describe(model)]
+        if models and isinstance(named, Mapping) and (wrong := sorted(set(named) - set(known))):
+            raise UsageError(unknown(wrong, known, owner=f"{cls.__name__} of this task"))
+
+    @classmethod
+    def models_of(cls, given: Mapping[str, Any]) -> tuple[type[Parameters], ...]:
+        """Return the models of a task with these arguments; none if these do not tell."""
+        return cls.models
 
     def _said(self, model: type[Parameters]) -> dict[str, Any]:
         named = {name: self.parameters[name] for name in describe(model) if name in self.parameters}

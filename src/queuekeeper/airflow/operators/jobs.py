@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import AnswerOperator, ApprovePlanOperator
-from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument
+from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument, is_fixed
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.airflow.run_index import publish
@@ -55,6 +55,13 @@ class JobOperator(StoresOperator):
     """
 
     job: str = argument()
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check the name of the job."""
+        if is_fixed(given.get("job")):
+            job_of(given["job"])
+        super().check(given)
 
     def say(self, line: str) -> None:
         """Write progress to the task's log."""
@@ -98,8 +105,13 @@ class PlanJobOperator(AskedOperator, JobOperator):
     undo_retention_days: Any = Ask(UndoRetention, default="{{ params.undo_retention_days | default('') }}")
 
     def __init__(self, *, job: str, **kwargs: Any) -> None:
-        self.models = self.models or (job_of(job).Parameters,)
+        self.models = self.models_of({"job": job})
         super().__init__(job=job, **kwargs)
+
+    @classmethod
+    def models_of(cls, given: Mapping[str, Any]) -> tuple[type[Parameters], ...]:
+        """Return the model of the job."""
+        return cls.models or ((job_of(given["job"]).Parameters,) if is_fixed(given.get("job")) else ())
 
     def kinds(self) -> Collection[str]:
         """Return the jobs whose old undo files the task removes."""
@@ -340,11 +352,12 @@ def _asked(plan: PlanJobOperator, job: str) -> tuple[CheckJobApprovalOperator, s
 
     :return: the task that divides the work after an approval, and the template of the id of the run.
     """
-    summary = "ti.xcom_pull(task_ids='summarise_plan')"
-    run_id = f"{{{{ {summary}['{RUN_KEY}'] }}}}"
     summarise = SummariseJobOperator(
         task_id="summarise_plan", job=job, maintenance_run_id=XComArg(plan, key=RUN_KEY), pool=Pool.POSTGRES
     )
+    # In a group of tasks, ids begin with that of the group.
+    summary = f"ti.xcom_pull(task_ids='{summarise.task_id}')"
+    run_id = f"{{{{ {summary}['{RUN_KEY}'] }}}}"
     approve = ApprovePlanOperator(
         task_id=APPROVAL_TASK,
         subject=f"{{{{ {summary}['question'] }}}}",

@@ -21,7 +21,7 @@ from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.airflow.waits import ENDED, PausableOperator, count_tasks
 from queuekeeper.clock import DAY_MS, system_clock
-from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
+from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan, UsageError
 from queuekeeper.facts import brief, plain
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
@@ -65,19 +65,30 @@ OUTCOME = "outcome"
 
 
 class PartitionOperator(DatabaseOperator):
-    """Arguments of tasks that maintain partitions.
-
-    :param table: name of the table, for a task that plans; mapped (templated).
-    :param planned: return value of the task that planned, for a task that carries the plan out (templated).
-    """
-
-    table: str = argument("")
-    planned: Mapping[str, Any] = argument(None)
+    """A task that maintains partitions."""
 
     def end_dry_run(self) -> None:
         """Skip this task and all later ones in a dry run."""
         if self.only_plans:
             raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
+
+
+class TableOperator(PartitionOperator):
+    """Argument of tasks that work on one table.
+
+    :param table: name of the table; mapped (templated).
+    """
+
+    table: str = argument()
+
+
+class PlannedOperator(PartitionOperator):
+    """Argument of tasks that carry a plan out.
+
+    :param planned: return value of the task that planned (templated).
+    """
+
+    planned: Mapping[str, Any] = argument()
 
 
 class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
@@ -103,7 +114,7 @@ class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
         return tables
 
 
-class PlanPartitionsOperator(PartitionOperator):
+class PlanPartitionsOperator(TableOperator):
     """Plan the maintenance of one table, which is not written to.
 
     :param purpose: ``creation``, ``retirement`` or ``drop``.
@@ -112,8 +123,16 @@ class PlanPartitionsOperator(PartitionOperator):
     override_consumers = Ask(PartitionWish, default=False)
 
     def __init__(self, *, purpose: str, **kwargs: Any) -> None:
+        self.check({"purpose": purpose})
         super().__init__(**kwargs)
         self.purpose = Purpose(purpose)
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check the purpose."""
+        super().check(given)
+        if "purpose" in given and given["purpose"] not in list(Purpose):
+            raise UsageError(f"purpose is {given['purpose']!r}: it must be one of {', '.join(Purpose)}")
 
     def plan(self, connection: Connection) -> PartitionPlan:
         """Return the plan."""
@@ -133,7 +152,7 @@ class PlanPartitionsOperator(PartitionOperator):
         return brief(plan)
 
 
-class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
+class ApplyPartitionsOperator(PausableOperator, PlannedOperator):
     """Carry out a plan of :class:`PlanPartitionsOperator` without an approval.
 
     If the table has changed since a creation was planned, it is planned again once. While the run is paused, the task
@@ -183,7 +202,7 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
         return report
 
 
-class PlanArchiveOperator(PartitionOperator):
+class PlanArchiveOperator(TableOperator):
     """List the partitions in quarantine that need an archive; if there are none, no Spark slot is waited for.
 
     While another run archives, this task is skipped and a later run archives, since waiting would delay creation.
@@ -282,7 +301,7 @@ class ApprovePartitionsOperator(ApprovePlanOperator):
         return super().execute(context)
 
 
-class AnsweredOperator(AnswerOperator, PartitionOperator):
+class AnsweredOperator(AnswerOperator, PlannedOperator):
     """Arguments of tasks that carry out a plan of :class:`PlanQuestionOperator` after a person has approved it.
 
     :param asked: id of the question that the person was shown (templated).
@@ -365,7 +384,7 @@ def _archives(named: str) -> Path | str:
     return directory
 
 
-class RegisterArchivesOperator(PartitionOperator):
+class RegisterArchivesOperator(TableOperator):
     """Have the Iceberg catalog name the archives of one table, where its policy asks for that.
 
     While another run registers, this task is skipped and a later run registers, since waiting would delay creation.

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -141,9 +141,7 @@ class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        for argument, reason in _NOT_TAKEN.items():
-            if kwargs.get(argument):
-                raise UsageError(f"{type(self).__name__} takes no {argument}: {reason}")
+        self.check(kwargs)
         if conn_id is not None:
             if spark_conn_id not in (SPARK_CONNECTION, conn_id):
                 raise UsageError(
@@ -163,6 +161,14 @@ class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
         self.postgres_conn_id = postgres_conn_id
         self.redis_conn_id = redis_conn_id
         self.spark_conn_id = spark_conn_id
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check that no argument is given that the job sets itself."""
+        super().check(given)
+        for argument, reason in _NOT_TAKEN.items():
+            if given.get(argument):
+                raise UsageError(f"{cls.__name__} takes no {argument}: {reason}")
 
     @abstractmethod
     def wishes(self, context: Context) -> Sequence[Parameters]:

@@ -35,12 +35,19 @@ class StoreCallOperator(StoresOperator):
     template_fields: Sequence[str] = ("arguments",)
 
     def __init__(self, *, call: str, arguments: Mapping[str, Any], **kwargs: Any) -> None:
+        self.check({"call": call, "arguments": arguments})
         super().__init__(**kwargs)
-        found = call_of(call)
-        if isinstance(arguments, Mapping):  # otherwise it is the return value of another task
-            found.check_names(arguments)
         self.call = call
         self.arguments = arguments
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Check the name of the call, and those of its arguments."""
+        super().check(given)
+        if isinstance(given.get("call"), str):
+            found = call_of(given["call"])
+            if isinstance(given.get("arguments"), Mapping):  # otherwise it is the return value of another task
+                found.check_names(given["arguments"])
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the result of the call."""
