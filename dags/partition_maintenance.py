@@ -82,7 +82,7 @@ with DAG(
     params=form(DryRun, PartitionWish, RegisterWish, Approval, PostgresConnection, SparkConnection),
     default_args={**default_args(), **connections("postgres")},
     tags=tags(Tag.MAINTENANCE, Tag.POSTGRES, Tag.SPARK),
-):
+) as dag:
     tables = ListPartitionedTablesOperator(task_id="list_tables", **POSTGRES)
 
     @task_group(group_id="creation")
@@ -162,4 +162,4 @@ with DAG(
 
     created >> retired >> report >> maintained
     # Tasks after these two run in any case, so they would hide that one has failed.
-    [created, retired, *(retired.children[f"retirement.{each}"] for each in ("retire", "archive"))] >> maintained
+    [created, retired, *(dag.get_task(f"retirement.{each}") for each in ("retire", "archive"))] >> maintained
