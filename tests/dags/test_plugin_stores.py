@@ -30,6 +30,8 @@ from queuekeeper.jobs import registry
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.registry import kind_of, overview_of
 from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -621,7 +623,7 @@ def test_runs_queues_and_tables_are_found_by_what_a_person_has_at_hand(servers: 
         ("1".zfill(16), f"/queuekeeper/queue/{'1'.zfill(16)}", "by its hash"),
         ("twin-1", "/queuekeeper/quality", "compacted; 4,711 messages waited"),
         ("f" * 16, "/queuekeeper/quality", "fan-out; 17 messages waited"),
-        ("READ", "/queuekeeper/partitions#table-1", "partitions of 1 day"),
+        ("READ", "/queuekeeper/partitions?table=public.readings", "partitions of 1 day"),
     ):
         answer = searched(servers, text)
         assert f'href="{page}"' in answer.text, text
@@ -726,6 +728,23 @@ def test_partitions_are_drawn_with_their_gaps_and_marks(servers: World) -> None:
     assert "End of desired head-room" in shown
     assert re.search(r"Short public\.readings .*Open partition_maintenance with its form filled in", shown)
     assert answer.text.count("<svg") == 2
+
+
+def test_page_of_partitions_shows_some_of_many_tables_and_leads_to_each(empty: World) -> None:
+    for number in range(45):
+        save_policy(empty.connection, PartitionPolicy(table=f"public.t{number:02}", step="1 day", ahead="7 days"))
+
+    first = empty.browser.get("/partitions", page=True)
+    last = empty.browser.get("/partitions?table=public.t40", page=True)
+
+    assert "Tables 1 to 20 of 45." in text_of(first)
+    assert first.text.count("<section") == 20
+    (further,) = re.findall('href="/queuekeeper(/partitions[?]table=[^"]+)">Further tables', first.text)
+    assert "Tables 21 to 40 of 45." in text_of(empty.browser.get(further, page=True))
+    assert "Tables 41 to 45 of 45." in text_of(last)
+    assert "Further tables" not in last.text
+    assert last.text.count('href="/queuekeeper/partitions?table=public.t07"') == 1
+    assert empty.browser.get("/partitions?table=public.gone").status_code == 404
 
 
 def test_quality_shows_checks_run_by_run_and_leads_to_the_worst_queues(servers: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -104,8 +105,13 @@ def _recorded(connection: Connection, text: str) -> list[Hit]:
         for run in Runs(connection).find(text, limit=_MOST_RUNS)
     ]
     hits += [
-        Hit(what="Table", name=policy.table, words=f"partitions of {policy.step}", path=f"partitions#table-{at}")
-        for at, policy in enumerate(load_policies(connection), start=1)
+        Hit(
+            what="Table",
+            name=policy.table,
+            words=f"partitions of {policy.step}",
+            path=f"partitions?{urlencode({'table': policy.table})}",
+        )
+        for policy in load_policies(connection)
         if text.lower() in policy.table.lower()
     ]
     return hits
