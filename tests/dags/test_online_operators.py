@@ -203,7 +203,9 @@ class Question:
 
     state = "awaiting_input"
 
-    def get_ti_count(self, dag_id: str, *, task_ids: list[str], run_ids: list[str] | None, states: list[str]) -> int:
+    def get_ti_count(
+        self, dag_id: str, *, task_ids: list[str], run_ids: list[str] | None, states: list[str], **_: Any
+    ) -> int:
         assert (dag_id, task_ids, run_ids) == ("session_migration", ["approve_commit"], ["run-1"])
         return int(self.state in states)
 
