@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, XComArg
+from jinja2 import UndefinedError
 
 from queuekeeper.airflow.defaults import START
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
@@ -37,7 +38,7 @@ def context_of(*succeeded: str) -> Any:
         get_ti_count=lambda _, task_ids, **__: len(set(task_ids) & set(succeeded)),
         get_relevant_upstream_map_indexes=lambda **_: None,
     )
-    return {"ti": ti, "dag_run": SimpleNamespace(dag_id="dag", run_id="by hand"), "params": {"four_eyes": False}}
+    return {"ti": ti, "dag_run": SimpleNamespace(dag_id="dag", run_id="by hand"), "params": {"empty": None}}
 
 
 @pytest.fixture
@@ -80,9 +81,10 @@ def test_what_a_failed_or_skipped_task_has_not_left_is_not_missed(tasks: dict[st
     assert rendered(tasks["answer"], "decision", context=context_of("approve")) == [None]
 
 
-def test_argument_that_the_form_does_not_have_is_not_taken_for_it(tasks: dict[str, Any]) -> None:
-    tasks["in a text"].plan_id = "{{ params.absent.more }}"
-    with pytest.raises(Exception, match="absent"):
+@pytest.mark.parametrize(("given", "words"), [("params.absent.more", "absent"), ("params.empty.more", "more")])
+def test_what_the_form_does_not_have_is_not_taken_for_it(tasks: dict[str, Any], given: str, words: str) -> None:
+    tasks["in a text"].plan_id = f"{{{{ {given} }}}}"
+    with pytest.raises(UndefinedError, match=words):
         rendered(tasks["in a text"], "plan_id", context=context_of("plan"))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Asked = TypeVar("Asked", bound=Parameters)
 
-_PULLED_FROM = re.compile(r"task_ids='([^']+)'")
+_PULLED_FROM = re.compile(r"""xcom_pull\((?:task_ids=)?["']([^"']+)""")
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,10 @@ class AsksOperator(SupervisedOperator):
         try:
             value = super().render_template(content, context, *more, **others)
         except UndefinedError as error:
-            if "'None' has no" not in str(error):
+            sources = _PULLED_FROM.findall(str(content))
+            if not sources or "'None' has no" not in str(error):
                 raise
-            raise _left_nothing(*_PULLED_FROM.findall(str(content))) from error
+            raise _left_nothing(*sources) from error
         except XComNotFound:
             value = None
         if value is None and isinstance(content, PlainXComArg) and not _is_answer(content):
@@ -142,7 +143,7 @@ def _is_answer(content: PlainXComArg) -> bool:
 
 
 def _left_nothing(*task_ids: str) -> UsageError:
-    named = ", ".join(map(repr, dict.fromkeys(task_ids))) or "before this one"
+    named = ", ".join(map(repr, dict.fromkeys(task_ids)))
     return UsageError(
         f"task {named} has left nothing that this task could work on, as when a person marks a task as a success: "
         "clear it with its downstream tasks, so that it runs"
