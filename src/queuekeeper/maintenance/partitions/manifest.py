@@ -236,10 +236,12 @@ def _columns(
     columns = []
     for column, type_name, base, is_not_null, default_text, generated in rows:
         kind = _NATIVE.get(base) or (_INSTANTS[base] if column in instants else "string")
-        columns.append(ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=bool(generated)))
-        default = f" GENERATED ALWAYS AS ({default_text}) {generated}" if generated else f" DEFAULT {default_text}"
+        columns.append(
+            ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=bool(generated))
+        )
+        form = f"GENERATED ALWAYS AS ({default_text}) {generated}" if generated else f"DEFAULT {default_text}"
         lines.append(
-            f"    {sql.Identifier(column).as_string(connection)} {type_name}{default if default_text else ''}"
+            f"    {sql.Identifier(column).as_string(connection)} {type_name}{f' {form}' if default_text else ''}"
             f"{' NOT NULL' if is_not_null else ''}"
         )
     return tuple(columns), lines
