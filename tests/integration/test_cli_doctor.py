@@ -86,7 +86,10 @@ def test_a_server_that_does_not_answer_keeps_no_other_waiting() -> None:
 def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=600"
-        words = [sys.executable, "-m", "queuekeeper", "doctor", "--postgres-url", place]
+        # What is started in the background by a shell ignores SIGINT, and so would its children.
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code += "from queuekeeper.__main__ import main; main()"
+        words = [sys.executable, "-c", code, "doctor", "--postgres-url", place]
         with (
             subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one,
             silent.accept()[0],
