@@ -455,6 +455,20 @@ async def test_splitter_that_fails_makes_the_whole_delivery_fail(world: World) -
 
 
 @both
+async def test_event_that_a_splitter_leaves_out_does_not_count_as_handled(world: World) -> None:
+    def leaves_out(delivery: Delivery) -> list[Delivery]:
+        return [replace(delivery, events=delivery.events[:1])] if delivery.attempt == 1 else [delivery]
+
+    recorder = Recorder()
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=(0.05,), split=leaves_out)
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish(events([1, 2]))
+        await until(lambda: len(recorder.deliveries) == 1, what="the retry")
+    assert recorder.numbers == [1, 2]
+
+
+@both
 async def test_events_are_dead_letters_after_the_last_retry_and_come_again_when_replayed(world: World) -> None:
     recorder = Recorder(failures=3)
     consumer = world.consumer()

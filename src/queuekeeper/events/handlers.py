@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 from queuekeeper.checks import check_fields, check_integer, check_seconds, check_text
 from queuekeeper.clock import HANDLER_BACKOFF
 from queuekeeper.closing import Closing
-from queuekeeper.errors import Rejected
+from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.events.model import (
     MAX_RETRIES,
     Delivery,
@@ -24,6 +24,7 @@ from queuekeeper.events.model import (
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.service import handlers as service
 from queuekeeper.text_form import shows
+from queuekeeper.wording import number_of
 
 Work: TypeAlias = Callable[[Delivery], Any]
 """Function, for asyncio a coroutine function, that works on a delivery. It fails by raising an exception."""
@@ -175,7 +176,7 @@ class Assignment:
         handler = self.handler
         parts = self.parts
         if parts is None:
-            parts = (self.delivery,) if handler.split is None else tuple(handler.split(self.delivery))
+            parts = handler.parts_of(self.delivery)
         failures: list[Failure] = []
         for place, part in enumerate(parts):
             try:
@@ -208,6 +209,24 @@ class ReliableHandler:
 
     def __post_init__(self) -> None:
         check_text("name of the handler", self.name, most_characters=255, filled=True)
+
+    def parts_of(self, delivery: Delivery) -> tuple[Delivery, ...]:
+        """Cut a delivery into its parts.
+
+        :raises UsageError: when an event is in none of them: it would count as handled.
+        """
+        if self.split is None:
+            return (delivery,)
+        parts = tuple(self.split(delivery))
+        left_out = {event.id for event in delivery.events}.difference(
+            event.id for part in parts for event in part.events
+        )
+        if left_out:
+            raise UsageError(
+                f"the splitter of handler {self.name!r} left out {number_of(len(left_out), 'event')}, such as "
+                f"{min(left_out)}: put each event into a part"
+            )
+        return parts
 
     def next_assignment(self, now_s: float) -> Assignment | None:
         """Return the assignment to begin now, if any, and mark the handler as busy."""

@@ -215,7 +215,7 @@ class Delivery:
 
 
 Splitter: TypeAlias = Callable[[Delivery], Iterable[Delivery]]
-"""Cuts a delivery into parts."""
+"""Cuts a delivery into parts, each of its events into one at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
